@@ -1,8 +1,8 @@
-"""Names that engines import without a guard, for hardware or machines that this library has no kernels for.
+"""Names that engines import without a guard, for hardware or machines without kernels in this library.
 
-An engine looks for a package called ``flashinfer`` and then imports such names at once, whatever the model and the GPU.
-They import here and raise :class:`flashinfer.errors.UnsupportedError` when they are called. Names that engines import
-behind a guard are left out: the engine then takes a way of its own.
+An engine looks for a package called ``flashinfer`` and then imports such names on every GPU and for every model. The
+import succeeds, and a call raises :class:`flashinfer.errors.UnsupportedError`. Names that engines import with a guard are
+missing, so the engine takes another path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .errors import UnsupportedError
 
 @dataclass(frozen=True)
 class Reason:
-    """What a name needs that is missing here, and what a caller uses instead."""
+    """A missing requirement of a name, and its replacement for callers."""
 
     needs: str
     instead: str
@@ -35,24 +35,27 @@ SEVERAL_GPUS = Reason("kernels that span several GPUs", "use torch.distributed")
 
 
 def function(name: str, reason: Reason) -> Callable[..., NoReturn]:
-    """Returns a function of this name that raises ``UnsupportedError``."""
+    """Return a function of this name that raises ``UnsupportedError``."""
 
     def call(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(f"{name}: {reason}")
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"Raises ``UnsupportedError``: it {reason}."
+    call.__doc__ = f"Raise ``UnsupportedError``: it {reason}."
     return call
 
 
 def kind(name: str, reason: Reason) -> type:
-    """Returns a class of this name that can be subclassed, and whose instances cannot be made."""
+    """Return a class of this name that can be subclassed but not instantiated."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(f"{cls.__name__}: {reason}")
 
-    members: dict[str, Any] = {"__new__": __new__, "__doc__": f"Raises ``UnsupportedError`` when made: it {reason}."}
-    if name.endswith("Wrapper"):  # whose methods are looked at without one: FlashInfer's tests wrap them
+    members: dict[str, Any] = {
+        "__new__": __new__,
+        "__doc__": f"Raise ``UnsupportedError`` when instantiated: it {reason}.",
+    }
+    if name.endswith("Wrapper"):  # FlashInfer's tests wrap the methods of the class
         members |= {method: function(f"{name}.{method}", reason) for method in ("plan", "run")}
     return type(name, (), members)
 
@@ -60,7 +63,7 @@ def kind(name: str, reason: Reason) -> type:
 def declare(
     module: dict[str, Any], reason: Reason, functions: Iterable[str] = (), classes: Iterable[str] = ()
 ) -> list[str]:
-    """Puts such functions and classes into a module's globals and returns their names, sorted, for ``__all__``."""
+    """Put such functions and classes into a module's globals. Return their names, sorted, for ``__all__``."""
     made: dict[str, Any] = {name: function(name, reason) for name in functions}
     made |= {name: kind(name, reason) for name in classes}
     for name, what in made.items():

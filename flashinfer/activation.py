@@ -1,7 +1,7 @@
 """Gated activations: ``act(gate) * up`` of the two halves of the last dimension.
 
-Every function has a gradient, with ``out`` too: autograd takes the write for a ``copy_``. On the CPU float64 is taken
-besides the dtypes named, to check gradients in; it is good to 1e-8.
+Every function has a gradient, also with ``out``: autograd treats the write as a ``copy_``. The CPU also takes float64,
+to check gradients; its error is at most 1e-8.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ _gelu, _gelu_out = _define("gelu")
 
 
 def silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
-    """SwiGLU's gate: ``out = silu(input[..., :d]) * input[..., d:]`` with ``silu(x) = x / (1 + exp(-x))``.
+    """Apply SwiGLU's gate: ``out = silu(input[..., :d]) * input[..., d:]`` with ``silu(x) = x / (1 + exp(-x))``.
 
     Args:
-        input: ``[..., 2 * d]`` (float32, float16, bfloat16); any ``d``, leading dimensions of any strides that three
+        input: ``[..., 2 * d]`` (float32, float16, bfloat16); any ``d``, any strides of leading dimensions that three
             dimensions can express.
-        out: ``[..., d]``, same dtype; may be ``input[..., :d]`` itself. Made where not given.
-        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default where the GPU has it.
+        out: ``[..., d]``, same dtype; may be ``input[..., :d]`` itself. Allocated by default.
+        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU has it.
 
     Returns:
         ``out``.
 
     Raises:
-        ValueError: an odd last dimension, shapes, strides or devices that do not fit, or ``out`` overlapping ``input``
-            in another way.
-        TypeError: dtypes that do not fit.
+        ValueError: an odd last dimension, invalid shapes, strides or devices, or an ``out`` that overlaps ``input`` in
+            another way.
+        TypeError: invalid dtypes.
 
     Source: Shazeer: GLU Variants Improve Transformer, 2020. The product is rounded once; no ``x`` overflows.
     """
@@ -85,12 +85,13 @@ def silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pd
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    """GELU's tanh form: ``out = gelu_tanh(input[..., :d]) * input[..., d:]`` with
+    """Apply a gate with GELU's tanh form: ``out = gelu_tanh(input[..., :d]) * input[..., d:]``.
+
     ``gelu_tanh(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))``.
 
     Args:
-        input, out: ``[..., 2 * d]`` and ``[..., d]``; these and ``enable_pdl`` as for :func:`silu_and_mul`, as are result and
-            errors.
+        input, out: ``[..., 2 * d]`` and ``[..., d]``. All arguments, the result and errors are as for
+            :func:`silu_and_mul`.
 
     Source: Hendrycks, Gimpel: Gaussian Error Linear Units, 2016.
     """
@@ -101,13 +102,13 @@ def gelu_tanh_and_mul(
 
 
 def gelu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
-    """Exact GELU: ``out = gelu(input[..., :d]) * input[..., d:]`` with ``gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))``.
+    """Apply a gate with exact GELU: ``gelu(input[..., :d]) * input[..., d:]``, ``gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))``.
 
-    Computed by ``erfc``, so that results for negative ``x`` keep their digits.
+    ``erfc`` computes it, so results for negative ``x`` keep their digits.
 
     Args:
-        input, out: ``[..., 2 * d]`` and ``[..., d]``; these and ``enable_pdl`` as for :func:`silu_and_mul`, as are result and
-            errors.
+        input, out: ``[..., 2 * d]`` and ``[..., d]``. All arguments, the result and errors are as for
+            :func:`silu_and_mul`.
 
     Source: Hendrycks, Gimpel: Gaussian Error Linear Units, 2016.
     """
@@ -118,14 +119,14 @@ def gelu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pd
 
 
 def get_act_and_mul_module(act_func_name: str, backend: str = "cuda") -> Any:
-    """Load the module of one activation function, building it if there is none yet.
+    """Load the module of one activation function, and build it if necessary.
 
     Args:
         act_func_name: ``"silu"``, ``"gelu"`` or ``"gelu_tanh"``.
         backend: ``"cpu"`` or ``"cuda"``.
 
     Returns:
-        The ``torch.ops`` namespace in which it has registered its operators.
+        The ``torch.ops`` namespace in which the module has registered its operators.
 
     Raises:
         ValueError: no such function or backend.

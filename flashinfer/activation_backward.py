@@ -1,7 +1,6 @@
-"""Gradients of gated activations: what training needs and inference never loads.
+"""Gradients of gated activations. Inference never loads their kernels.
 
-The functions of :mod:`flashinfer.activation` are differentiable as they are; these serve autograd functions of one's
-own.
+The functions of :mod:`flashinfer.activation` are differentiable. These serve autograd functions of callers.
 """
 
 from __future__ import annotations
@@ -40,37 +39,37 @@ _OPERATORS = {
 
 
 def silu_and_mul_backward(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """The gradient of :func:`flashinfer.silu_and_mul` with respect to ``input``.
+    """Return the gradient of :func:`flashinfer.silu_and_mul` with respect to ``input``.
 
     Args:
         grad: ``[..., d]``, the gradient of the result; ``input``'s dtype.
-        input: ``[..., 2 * d]`` (float32, float16, bfloat16; on the CPU float64 too); leading dimensions of any strides
-            that three dimensions can express, as of ``grad``.
+        input: ``[..., 2 * d]`` (float32, float16, bfloat16; on the CPU also float64); any strides of leading dimensions
+            that three dimensions can express, also for ``grad``.
 
     Returns:
         ``[..., 2 * d]``, contiguous.
 
     Raises:
-        ValueError: an odd last dimension, shapes, strides or devices that do not fit.
-        TypeError: dtypes that do not fit.
+        ValueError: an odd last dimension, invalid shapes, strides or devices.
+        TypeError: invalid dtypes.
 
-    Computed in float64 for float32, in float32 for half types, and rounded once.
+    Elements are computed in float64 for float32 and in float32 for half types, and rounded once.
     """
     return _OPERATORS["silu"](grad, input)  # type: ignore[no-any-return]
 
 
 def gelu_tanh_and_mul_backward(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """The gradient of :func:`flashinfer.gelu_tanh_and_mul`, as :func:`silu_and_mul_backward`."""
+    """Return the gradient of :func:`flashinfer.gelu_tanh_and_mul`, as :func:`silu_and_mul_backward`."""
     return _OPERATORS["gelu_tanh"](grad, input)  # type: ignore[no-any-return]
 
 
 def gelu_and_mul_backward(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """The gradient of :func:`flashinfer.gelu_and_mul`, as :func:`silu_and_mul_backward`."""
+    """Return the gradient of :func:`flashinfer.gelu_and_mul`, as :func:`silu_and_mul_backward`."""
     return _OPERATORS["gelu"](grad, input)  # type: ignore[no-any-return]
 
 
 def act_and_mul_gradient(name: str) -> Gradient:
-    """Of ``(input, enable_pdl) -> output``."""
+    """Return the gradient of ``(input, enable_pdl) -> output``."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         ctx.save_for_backward(inputs[0])

@@ -1,4 +1,4 @@
-"""FlashInfer's tuner of kernels, for a library that tunes nothing at run time: plans choose kernels from sizes.
+"""FlashInfer's tuner of kernels. This library tunes nothing at run time: plans select kernels by sizes.
 
 Engines wrap their warm-up in :func:`autotune` or :func:`autotune_v2` and share files of tactics between ranks. Contexts
 run their block, files hold only the environment, and ranks never differ.
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from . import env
+from ._ops.errors import type_error, value_error
+from ._ops.numbers import check_option
 
 __all__ = [
     "AutoTuner",
@@ -30,15 +32,15 @@ _group: Any = None
 
 
 def _collect_metadata() -> dict[str, str]:
-    """Return what changes the meaning of a stored tactic: versions and the GPU. Equal machines give equal answers."""
+    """Return the properties that a stored tactic depends on: versions and the GPU."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {"flashinfer": env.VERSION, "cuda": torch.version.cuda or "none", "gpu": gpu}
 
 
 class AutoTuner:
-    """The tuner of the process. :meth:`get` returns it.
+    """Tuner of the process, returned by :meth:`get`.
 
-    ``is_tuning_mode`` is true inside a context that tunes. ``_dirty``, which vLLM reads before it saves, is always false.
+    ``is_tuning_mode`` is true inside a context that tunes. vLLM reads ``_dirty`` before it saves; it is always false.
     """
 
     _instance: AutoTuner | None = None
@@ -49,16 +51,16 @@ class AutoTuner:
 
     @classmethod
     def get(cls) -> AutoTuner:
-        """Return the one tuner of this process."""
+        """Return the tuner of this process."""
         cls._instance = cls._instance or cls()
         return cls._instance
 
     def save_configs(self, path: str | Path) -> None:
-        """Write a file that holds the environment and no tactic."""
+        """Write a file that holds only the environment."""
         Path(path).write_text(json.dumps({"_metadata": _collect_metadata()}))
 
     def load_configs(self, path: str | Path) -> bool:
-        """Return ``True`` for a file that :meth:`save_configs` wrote in an equal environment. There is nothing to load."""
+        """Return whether :meth:`save_configs` wrote a file in an equal environment. There is nothing to load."""
         try:
             return bool(json.loads(Path(path).read_text()) == {"_metadata": _collect_metadata()})
         except (OSError, ValueError):
@@ -71,15 +73,15 @@ class AutoTuner:
 def _check_options(
     name: str, skip_ops: Iterable[str] | None, tuning_buckets: Iterable[int] | None, round_up: bool
 ) -> None:
-    """Refuse what no engine can mean: a string in the place of several, buckets that are no sizes."""
+    """Check options that have no effect."""
     if skip_ops is not None and (isinstance(skip_ops, str) or not all(isinstance(op, str) for op in skip_ops)):
-        raise TypeError(f"{name}: skip_ops: got {skip_ops!r}, wanted names of operators")
+        raise type_error(name, "skip_ops", repr(skip_ops), "names of operators")
     if tuning_buckets is not None:
         buckets = list(tuning_buckets)
         if not all(isinstance(size, int) and size > 0 for size in buckets):
-            raise ValueError(f"{name}: tuning_buckets: got {buckets}, wanted positive integers")
+            raise value_error(name, "tuning_buckets", buckets, "positive integers")
     if not isinstance(round_up, bool):
-        raise TypeError(f"{name}: round_up: got {round_up!r}, wanted a bool")
+        raise type_error(name, "round_up", repr(round_up), "a bool")
 
 
 @contextmanager
@@ -107,10 +109,10 @@ def autotune(
         tune_mode: value of ``AutoTuner.get().is_tuning_mode`` in the block.
         cache: path of a file of tactics, without effect.
         tuning_buckets, round_up: numbers of tokens to tune for, without effect.
-        skip_ops: names of operators that are not tuned, without effect.
+        skip_ops: names of operators to skip, without effect.
 
     Raises:
-        TypeError: an unknown keyword, ``skip_ops`` that is no collection of names, ``round_up`` that is no bool.
+        TypeError: an unknown keyword, ``skip_ops`` that are no names, or a ``round_up`` that is no bool.
         ValueError: a bucket that is no positive integer.
     """
     _check_options("autotune", skip_ops, tuning_buckets, round_up)
@@ -132,21 +134,20 @@ def autotune_v2(
 
     Args:
         mode: ``"tune"`` or ``"replay"``. Only the first sets ``AutoTuner.get().is_tuning_mode``.
-        persistent_cache, cache_root: use and place of a store of tactics, without effect.
+        persistent_cache, cache_root: use and path of a store of tactics, without effect.
         tuning_buckets, round_up, skip_ops: as for :func:`autotune`.
 
     Raises:
         TypeError, ValueError: as :func:`autotune`; another mode.
     """
-    if mode not in _MODES:
-        raise ValueError(f"autotune_v2: mode: got {mode!r}, wanted 'tune' or 'replay'")
+    check_option("autotune_v2", "mode", mode, _MODES)
     _check_options("autotune_v2", skip_ops, tuning_buckets, round_up)
     with _tuning(mode == "tune"):
         yield
 
 
 def autotune_v2_reload() -> None:
-    """Do nothing: there is no store that other ranks could have written."""
+    """Do nothing: other ranks have written no store."""
 
 
 def set_autotune_process_group(group: Any) -> None:

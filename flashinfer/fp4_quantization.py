@@ -1,4 +1,4 @@
-"""Quantisation to 4-bit types with block scales: names that engines import; SM100 and newer have hardware for it."""
+"""Quantisation to 4-bit types with block scales: names that engines import. Only SM100 and newer support them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import _unsupported
 
 
 class SfLayout(IntEnum):
-    """Where the scales of a block-scaled tensor lie."""
+    """Layout of the scales of a block-scaled tensor."""
 
     layout_128x4 = 0
     layout_8x4 = 1

@@ -1,4 +1,4 @@
-"""Normalisation with a gate, as layers of Mamba-2, Gated DeltaNet and Kimi end with it."""
+"""Normalisation with a gate, the end of layers of Mamba-2, Gated DeltaNet and Kimi."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from ._ops.declare import define
+from ._ops.errors import value_error
+from ._ops.numbers import check_option
 from ._ops.route import General
 from ._ops.scalars import scalar
 from .gated_norm_backward import gated_rmsnorm_gradient
@@ -52,33 +54,32 @@ def gated_rmsnorm(
     norm_before_gate: bool = True,
     group_size: int | None = None,
 ) -> torch.Tensor:
-    """RMSNorm of ``input``, gated: ``rmsnorm(input, weight) * act(gate)``, or ``rmsnorm(input * act(gate), weight)``.
+    """Normalise with a gate: ``rmsnorm(input, weight) * act(gate)``, or ``rmsnorm(input * act(gate), weight)``.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16; on the CPU float64 too, to check gradients in);
-            leading dimensions of any strides that three dimensions can express.
-        gate: same shape and dtype, of other strides where need be.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16; on the CPU also float64, to check gradients); any
+            strides of leading dimensions that three dimensions can express.
+        gate: same shape and dtype, any strides.
         weight: ``[hidden_size]``, same dtype.
         eps: added to the mean of the squares.
         activation: ``"silu"`` or ``"swish"``, which is the same, as in Qwen3-Next and Mamba-2, or ``"sigmoid"``, as in
             Kimi's layers.
-        norm_before_gate: ``False`` gates first and normalises what comes of it, as Mamba-2 does.
-        group_size: each group of so many neighbours is normalised apart; a divisor of hidden_size, ``None``: all.
+        norm_before_gate: ``False`` gates first and normalises the result, as Mamba-2 does.
+        group_size: number of neighbours that are normalised together; a divisor of hidden_size, ``None``: all.
 
     Returns:
         New memory of ``input``'s shape and dtype.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit, or another activation.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, strides or devices, or another activation.
+        TypeError: invalid dtypes.
 
-    Nothing is rounded before the result. There are gradients of input, gate and weight; that of weight is summed in a
+    Only the result is rounded. There are gradients of input, gate and weight. The gradient of weight is summed in a
     fixed order: the same bits in every run on one device.
     """
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"gated_rmsnorm: activation: got {activation!r}, wanted 'silu', 'swish' or 'sigmoid'")
+    check_option("gated_rmsnorm", "activation", activation, ACTIVATIONS)
     if group_size is not None and group_size < 1:
-        raise ValueError(f"gated_rmsnorm: group_size: got {group_size}, wanted a divisor of the last dimension")
+        raise value_error("gated_rmsnorm", "group_size", group_size, "a divisor of the last dimension")
     return _gated_rmsnorm(  # type: ignore[no-any-return]
         input, gate, weight, eps, group_size or 0, activation == "sigmoid", norm_before_gate
     )

@@ -1,6 +1,6 @@
-"""Gradients of the gated norm: what training needs and inference never loads.
+"""Gradients of the gated norm. Inference never loads their kernels.
 
-:func:`flashinfer.gated_rmsnorm` is differentiable as it is. The forward pass saves its inputs alone.
+:func:`flashinfer.gated_rmsnorm` is differentiable. The forward pass saves only its inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _backward = define(
 
 
 def gated_rmsnorm_gradient() -> Gradient:
-    """Of ``(input, gate, weight, eps, eps_tensor, group_size, sigmoid, norm_before_gate) -> output``."""
+    """Return the gradient of ``(input, gate, weight, eps, eps_tensor, group_size, sigmoid, norm_before_gate) -> output``."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         *tensors, ctx.eps, eps_tensor, ctx.group_size, ctx.sigmoid, ctx.norm_before_gate = inputs

@@ -1,8 +1,8 @@
 """Normalisation along the last dimension.
 
-Every function has a gradient, those that write to ``out`` or in place too: autograd takes the write for a ``copy_``, so
-a leaf that requires a gradient cannot be written (an error of torch), and what the backward pass needs must not be
-overwritten later. On the CPU float64 is taken besides the dtypes named, to check gradients in.
+Every function has a gradient, also those that write to ``out`` or in place, which autograd treats as a ``copy_``. So a
+leaf that requires a gradient cannot be written (an error of torch), and inputs of the backward pass must not be
+overwritten later. The CPU also takes float64, to check gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._ops.scalars import scalar
 from .jit.modules.norm import gen_norm_module
 from .norm_backward import fused_add_rmsnorm_gradient, layernorm_gradient, rmsnorm_gradient
 
-# Callers find these beside the others, as in FlashInfer.
+# FlashInfer's callers import these from this module.
 from .norm_quant import fused_add_rmsnorm_quant as fused_add_rmsnorm_quant
 from .norm_quant import rmsnorm_quant as rmsnorm_quant
 
@@ -59,19 +59,19 @@ def _define_rmsnorm(name: str, weight_offset: float) -> tuple[Callable[..., Any]
     def into(out: torch.Tensor, *args: Any) -> None:
         write(name, "out", out, new(*args))
 
-    given = ("input", "weight")
+    differentiable = ("input", "weight")
     return (
         define(
             f"{name}({arguments}, bool? enable_pdl) -> Tensor",
             gen_norm_module,
             _like_input,
-            general=General(new, given, ("eps",)),
+            general=General(new, differentiable, ("eps",)),
         ),
         define(
             f"{name}_out(Tensor(a!) out, {arguments}, bool? enable_pdl) -> ()",
             gen_norm_module,
             _nothing,
-            general=General(into, ("out", *given), ("eps",)),
+            general=General(into, ("out", *differentiable), ("eps",)),
         ),
     )
 
@@ -115,19 +115,19 @@ def _define_layernorm() -> tuple[Callable[..., Any], Callable[..., Any]]:
     def into(out: torch.Tensor, *args: Any) -> None:
         write("layernorm", "out", out, new(*args))
 
-    given = ("input", "gemma", "beta")
+    differentiable = ("input", "gemma", "beta")
     return (
         define(
             f"layernorm({arguments}) -> Tensor",
             gen_norm_module,
             _like_input,
-            general=General(new, given, ("eps",)),
+            general=General(new, differentiable, ("eps",)),
         ),
         define(
             f"layernorm_out(Tensor(a!) out, {arguments}) -> ()",
             gen_norm_module,
             _nothing,
-            general=General(into, ("out", *given), ("eps",)),
+            general=General(into, ("out", *differentiable), ("eps",)),
         ),
     )
 
@@ -146,22 +146,22 @@ def rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """Root mean square normalisation: ``out = input / sqrt(mean(input ** 2) + eps) * weight`` along the last dimension.
+    """Normalise by the root mean square: ``out = input / sqrt(mean(input ** 2) + eps) * weight``, last dimension.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that three
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that three
             dimensions can express.
         weight: ``[hidden_size]``, same dtype.
         eps: added to the mean of the squares.
-        out: same shape and dtype as ``input``; may be ``input`` itself. Made where not given.
-        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default where the GPU has it.
+        out: same shape and dtype as ``input``; may be ``input`` itself. Allocated by default.
+        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU has it.
 
     Returns:
         ``out``.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit, or ``out`` overlapping an input partly.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, strides or devices, or an ``out`` that partly overlaps an input.
+        TypeError: invalid dtypes.
 
     Source: Zhang, Sennrich: Root Mean Square Layer Normalization, 2019. Sums are in float32.
     """
@@ -178,11 +178,11 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """Gemma's RMSNorm: :func:`rmsnorm` with ``weight + 1`` in the place of ``weight``, added in float32.
+    """Call :func:`rmsnorm` with ``weight + 1``, added in float32, as Gemma does.
 
     Args:
-        input, weight, out: ``[..., hidden_size]``, ``[hidden_size]`` and ``[..., hidden_size]``; these, ``eps`` and
-            ``enable_pdl`` as for :func:`rmsnorm`, as are result and errors.
+        input, weight, out: ``[..., hidden_size]``, ``[hidden_size]`` and ``[..., hidden_size]``. All arguments, the result
+            and errors are as for :func:`rmsnorm`.
     """
     if out is None:
         return _gemma_rmsnorm(input, weight, eps, enable_pdl)  # type: ignore[no-any-return]
@@ -199,7 +199,7 @@ def fused_add_rmsnorm(
 ) -> None:
     """Add and normalise in place: ``residual += input``, then ``input = rmsnorm(residual, weight)``.
 
-    The sum is normalised as computed, in float32; ``residual`` gets it rounded to its dtype.
+    The sum is normalised in float32; ``residual`` receives it rounded to its dtype.
 
     Args:
         input: ``[..., hidden_size]`` (float32, float16, bfloat16), overwritten with the normalised sum.
@@ -208,11 +208,11 @@ def fused_add_rmsnorm(
         eps, enable_pdl: as for :func:`rmsnorm`.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit, or arguments that overlap.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, strides or devices, or arguments that overlap.
+        TypeError: invalid dtypes.
 
-    In training, give it a ``residual`` that no function before needs for its gradient (``residual.clone()`` where one
-    does, as :func:`rmsnorm` does its input), or write ``residual = residual + input`` and :func:`rmsnorm`.
+    In training, no earlier function may need ``residual`` for its gradient, as :func:`rmsnorm` needs its input. Pass
+    ``residual.clone()`` then, or write ``residual = residual + input`` and :func:`rmsnorm`.
     """
     _fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 
@@ -224,7 +224,7 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """:func:`fused_add_rmsnorm` with ``weight + 1`` in the place of ``weight``, as in :func:`gemma_rmsnorm`.
+    """Call :func:`fused_add_rmsnorm` with ``weight + 1``, as :func:`gemma_rmsnorm` does.
 
     Args:
         input, residual: ``[..., hidden_size]``, both overwritten.
@@ -241,14 +241,14 @@ def layernorm(
     eps: float = 1e-6,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Layer normalisation: ``out = (input - mean) / sqrt(var + eps) * gemma + beta`` along the last dimension.
+    """Normalise by mean and variance: ``out = (input - mean) / sqrt(var + eps) * gemma + beta``, last dimension.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that three
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that three
             dimensions can express.
         gemma, beta: ``[hidden_size]``, both float32 or both of ``input``'s dtype.
         eps: added to the (biased) variance.
-        out: same shape and dtype as ``input``; may be ``input`` itself. Made where not given.
+        out: same shape and dtype as ``input``; may be ``input`` itself. Allocated by default.
 
     Returns:
         ``out``.

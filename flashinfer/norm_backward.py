@@ -1,6 +1,6 @@
-"""Gradients of the norm family: what training needs and inference never loads.
+"""Gradients of the norm family. Inference never loads their kernels.
 
-The functions of :mod:`flashinfer.norm` are differentiable as they are; these serve autograd functions of one's own.
+The functions of :mod:`flashinfer.norm` are differentiable. These serve autograd functions of callers.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ def rmsnorm_backward(
     eps: float = 1e-6,
     weight_offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of :func:`flashinfer.rmsnorm` with respect to ``input`` and ``weight``.
+    """Return the gradients of :func:`flashinfer.rmsnorm` with respect to ``input`` and ``weight``.
 
     Args:
         grad: the gradient of the result, of ``input``'s shape and dtype.
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16; on the CPU float64 too).
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16; on the CPU also float64).
         weight: ``[hidden_size]``, same dtype.
-        eps: as given to the norm.
+        eps: the norm's.
         weight_offset: 1 for :func:`flashinfer.gemma_rmsnorm`.
 
     Returns:
-        ``(grad_input, grad_weight)``. The latter is a sum over rows in a fixed order: the same bits in every run on one
-        device.
+        ``(grad_input, grad_weight)``. ``grad_weight`` is a sum over rows in a fixed order: the same bits in every run on
+        one device.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, strides or devices.
+        TypeError: invalid dtypes.
 
-    Computed in float64 for float32, in float32 for half types; sums over the rows of a block likewise.
+    Elements, and sums over the rows of a block, are in float64 for float32 and in float32 for half types.
     """
     return _rmsnorm_backward(grad, input, weight, None, eps, None, weight_offset)  # type: ignore[no-any-return]
 
@@ -76,10 +76,10 @@ def rmsnorm_backward(
 def layernorm_backward(
     grad: torch.Tensor, input: torch.Tensor, gemma: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of :func:`flashinfer.layernorm` with respect to ``input``, ``gemma`` and ``beta``.
+    """Return the gradients of :func:`flashinfer.layernorm` with respect to ``input``, ``gemma`` and ``beta``.
 
     Args:
-        grad, input, eps: as for :func:`rmsnorm_backward`, as are errors.
+        grad, input, eps: as for :func:`rmsnorm_backward`, also errors.
         gemma: ``[hidden_size]``, float32 or of ``input``'s dtype.
 
     Returns:
@@ -104,7 +104,7 @@ def _save_layernorm(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
 
 
 def rmsnorm_gradient(weight_offset: float) -> Gradient:
-    """Of ``(input, weight, eps, eps_tensor, enable_pdl) -> output``."""
+    """Return the gradient of ``(input, weight, eps, eps_tensor, enable_pdl) -> output``."""
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         input, weight, eps_tensor = ctx.saved_tensors
@@ -115,7 +115,7 @@ def rmsnorm_gradient(weight_offset: float) -> Gradient:
 
 
 def fused_add_rmsnorm_gradient(weight_offset: float) -> Gradient:
-    """Of ``(input, residual, weight, eps, eps_tensor, enable_pdl) -> (output, sum)``."""
+    """Return the gradient of ``(input, residual, weight, eps, eps_tensor, enable_pdl) -> (output, sum)``."""
 
     def backward(ctx: Any, grad: torch.Tensor, grad_sum: torch.Tensor) -> tuple[Any, ...]:
         total, weight, eps_tensor = ctx.saved_tensors
@@ -129,7 +129,7 @@ def fused_add_rmsnorm_gradient(weight_offset: float) -> Gradient:
 
 
 def layernorm_gradient() -> Gradient:
-    """Of ``(input, gemma, beta, eps, eps_tensor) -> output``."""
+    """Return the gradient of ``(input, gemma, beta, eps, eps_tensor) -> output``."""
 
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         input, gemma, eps_tensor = ctx.saved_tensors

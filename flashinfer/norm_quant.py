@@ -1,4 +1,4 @@
-"""RMSNorm whose result is quantised: the layer behind it takes numbers of eight bits and one scale.
+"""RMSNorm with a quantised result: numbers of eight bits and one scale for the next layer.
 
 Source of the formats: Micikevicius et al.: FP8 Formats for Deep Learning, 2022.
 """
@@ -47,26 +47,26 @@ def rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """RMSNorm, then quantisation: ``out = input / sqrt(mean(input ** 2) + eps) * weight / scale`` in eight bits.
+    """Normalise, then quantise: ``out = input / sqrt(mean(input ** 2) + eps) * weight / scale`` in eight bits.
 
     Args:
-        out: float8_e4m3fn, float8_e5m2 or int8 of ``input``'s shape, to be written: rounded to nearest, ties to even, and
-            clamped to the finite numbers of its dtype; NaN stays NaN, and is 0 in int8.
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); leading dimensions of any strides that three
+        out: float8_e4m3fn, float8_e5m2 or int8 of ``input``'s shape, written. Numbers are rounded to nearest, ties to
+            even, and clamped to the finite numbers of its dtype. NaN stays NaN, and is 0 in int8.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that three
             dimensions can express.
         weight: ``[hidden_size]``, same dtype.
-        scale: what ``out`` is to be multiplied by to get the normalised values: a positive number, or a tensor of one element
-            (float32, float64) on the device of ``input``, which is never read on the host.
+        scale: factor that turns ``out`` into the normalised values: a positive number, or a tensor of one element
+            (float32, float64) on the device of ``input``. The host never reads the tensor.
         eps: added to the mean of the squares.
-        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default where the GPU has it.
+        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU has it.
 
     Returns:
         ``out``.
 
     Raises:
-        ValueError: shapes, strides, devices or a scale that do not fit, or arguments that overlap.
-        TypeError: dtypes that do not fit.
-        GradientError: a tensor wants a gradient; there is none.
+        ValueError: invalid shapes, strides, devices or scale, or arguments that overlap.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient; there is none.
     """
     _rmsnorm_quant(out, input, weight, *_number(scale, input), *_number(eps, input), enable_pdl)
     return out
@@ -83,11 +83,12 @@ def fused_add_rmsnorm_quant(
 ) -> None:
     """Add, normalise and quantise: ``residual += input``, then ``out = rmsnorm_quant(residual, weight, scale)``.
 
-    The sum is normalised as computed, in float32; ``residual`` gets it rounded to its dtype.
+    The sum is normalised in float32; ``residual`` receives it rounded to its dtype.
 
     Args:
-        out: ``[..., hidden_size]`` of eight bits, to be written.
-        input, residual: ``[..., hidden_size]``, of one dtype; ``residual`` is overwritten with the sum, ``input`` stays as it is.
+        out: ``[..., hidden_size]`` of eight bits, written.
+        input, residual: ``[..., hidden_size]``, of one dtype. ``residual`` is overwritten with the sum, ``input`` is not
+            written.
         weight: ``[hidden_size]``, same dtype.
         scale, eps, enable_pdl: as for :func:`rmsnorm_quant`.
 
@@ -98,7 +99,7 @@ def fused_add_rmsnorm_quant(
 
 
 def _number(number: Number, input: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
-    """The operator's two arguments; what is no number, and an ``input`` that is no tensor, are the operator's errors."""
+    """Return the operator's two arguments. The operator rejects other types."""
     if isinstance(number, torch.Tensor):
         return 1.0, number
     return scalar(number, input.device) if isinstance(input, torch.Tensor) else (1.0, None)

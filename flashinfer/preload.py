@@ -1,4 +1,4 @@
-"""Loading before it is needed: ahead of a capture, a benchmark or the first request of a server."""
+"""Loading of modules before a capture, a benchmark or the first request of a server needs them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ._ops.configured import covered, load_configured
+from ._ops.errors import type_error
 from .jit.capture import refuse_capture
 from .jit.events import Event, subscribe
 from .jit.load import load
@@ -21,7 +22,7 @@ __all__ = ["warmup"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module that a warm-up made ready: ``present`` in this process before, a ``hit``, or ``built``; ``ms`` it took."""
+    """A module after a warm-up: already ``present`` in this process, a ``hit``, or ``built``. Loading took ``ms``."""
 
     name: str
     how: Literal["present", "hit", "built"]
@@ -31,46 +32,46 @@ class Loaded:
 def warmup(
     what: Iterable[JitSpec] | str | os.PathLike[str] | Callable[..., object], *args: Any, **kwargs: Any
 ) -> list[Loaded]:
-    """Load everything that a CUDA graph, a benchmark or a server will need, building in parallel what is missing.
+    """Load everything that a CUDA graph, a benchmark or a server will need. Missing modules are built in parallel.
 
     Args:
-        what: specs, as ``flashinfer.jit.gen_*_module(...)`` returns them; or the path of a file of specs, as ``python -m
-            flashinfer trace`` writes it; or a function, which is called once with ``args`` and ``kwargs``: a step of a model.
-            On CUDA that happens on a stream of its own, behind all that the current one was given, and the current one
-            goes on behind it; nothing else is changed, gradients are recorded where the function records them.
+        what: specs, such as ``flashinfer.jit.gen_*_module(...)`` returns; or the path of a file of specs that
+            ``flashinfer trace`` wrote; or a function, such as a step of a model. The function is called once with
+            ``args`` and ``kwargs``. On CUDA it runs on a side stream, between earlier and later work of the current
+            stream. Gradients are recorded as usual.
 
     Returns:
-        What was loaded, in the order in which it was. Of specs, those that were there before are in it too.
+        The loaded modules in order. For specs, modules that were present before are included.
 
     Raises:
         CaptureError: a CUDA graph is being captured.
-        BuildError, JitFrozenError, ModuleLoadError, ToolchainError: a module cannot be had.
+        BuildError, JitFrozenError, ModuleLoadError, ToolchainError: a module cannot be loaded.
         ValueError, TypeError: no specs, no file of specs, or arguments without a function.
 
-    After it, ``flashinfer.jit.freeze()`` makes an error of whatever was forgotten.
+    Call ``flashinfer.jit.freeze()`` afterwards, so that a missing module is an error.
     """
     refuse_capture("warmup: modules would be loaded", "call it")
     if callable(what):
-        with _Heard() as heard:
+        with _Listener() as listener:
             _call(what, args, kwargs)
-        return heard.loaded()
+        return listener.loaded()
     if args or kwargs:
-        raise TypeError(f"warmup: got arguments and {type(what).__name__}, wanted a function with them")
+        raise type_error("warmup", "what", f"{type(what).__name__} with arguments", "a function with them")
     if not isinstance(what, str | os.PathLike):
         specs = _specs(what)
-        with _Heard() as heard:
+        with _Listener() as listener:
             _load([(spec, None) for spec in specs])
-        return heard.loaded([spec.name for spec in specs])
+        return listener.loaded([spec.name for spec in specs])
     return _load_file(Path(what))
 
 
 def _specs(what: Iterable[JitSpec]) -> list[JitSpec]:
     if not isinstance(what, Iterable):
-        raise TypeError(f"warmup: what: got {type(what).__name__}, wanted specs, a path or a function")
+        raise type_error("warmup", "what", type(what).__name__, "specs, a path or a function")
     specs = list(dict.fromkeys(what))
     for spec in specs:
         if not isinstance(spec, JitSpec):
-            raise TypeError(f"warmup: what: got a {type(spec).__name__} among specs, wanted JitSpec")
+            raise type_error("warmup", "what", f"a {type(spec).__name__} among specs", "JitSpec")
     return specs
 
 
@@ -78,7 +79,7 @@ def _call(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[s
     if not torch.cuda.is_initialized():
         function(*args, **kwargs)
         return
-    # As torch asks for it: what the default stream does while something is captured would be waited for.
+    # torch's rule for warm-ups: a capture would wait for work of the default stream.
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     try:
@@ -89,52 +90,52 @@ def _call(function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _load_file(path: Path) -> list[Loaded]:
-    from .jit.machine.workspace import scratch  # for this alone, as what reads files of specs is
+    from .jit.machine.workspace import scratch  # imported here because only files of specs need it
     from .jit.specfile import read_specs
 
     with scratch(prefix="flashinfer-warmup-") as folder:
         try:
-            asked = read_specs(path, folder)
+            requests = read_specs(path, folder)
         except ValueError as err:
             raise ValueError(f"warmup: {err}") from None
-        with _Heard() as heard:
-            _load([(one.spec, one.needs) for one in asked])
-        return heard.loaded([one.spec.name for one in asked])
+        with _Listener() as listener:
+            _load([(request.spec, request.needs) for request in requests])
+        return listener.loaded([request.spec.name for request in requests])
 
 
-def _load(wanted: list[tuple[JitSpec, dict[str, list[Any]] | None]]) -> None:
-    """All at once what has to be built, then one after the other."""
-    missing = [spec for spec, needs in wanted if spec.probe(needs).state == "buildable" and not covered(spec)]
+def _load(requests: list[tuple[JitSpec, dict[str, list[Any]] | None]]) -> None:
+    """Build all missing modules at once, then load one after the other."""
+    missing = [spec for spec, needs in requests if spec.probe(needs).state == "buildable" and not covered(spec)]
     if missing:
         from .jit.build import build_jit_specs
 
         build_jit_specs(missing)
-    for spec, needs in wanted:
-        # A module that was built for this configuration among others is taken where there is one, as functions do.
+    for spec, needs in requests:
+        # Functions prefer a module that was built ahead of time for several configurations, so load that one.
         load_configured(spec) if covered(spec) else load(spec, needs)
 
 
-class _Heard:
-    """What the build system told while it was listened to."""
+class _Listener:
+    """Events of the build system during a block."""
 
     def __init__(self) -> None:
         self.built: set[str] = set()
         self.loads: dict[str, float] = {}
 
-    def __enter__(self) -> _Heard:
-        self._end = subscribe(self._hear)
+    def __enter__(self) -> _Listener:
+        self._end = subscribe(self._record)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def _hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         if event.kind in ("compile", "wait"):
             self.built.add(event.module)
         elif event.kind == "load":
             self.loads[event.module] = event.ms
 
     def loaded(self, names: Iterable[str] = ()) -> list[Loaded]:
-        """What was loaded, and those of ``names`` that were there before."""
+        """Return the modules that were loaded, and those of ``names`` that were present before."""
         found = [Loaded(name, "built" if name in self.built else "hit", ms) for name, ms in self.loads.items()]
         return [*(Loaded(name, "present", 0.0) for name in dict.fromkeys(names) if name not in self.loads), *found]

@@ -1,7 +1,7 @@
-"""What kernels do, and when: buffers of their events become traces for Perfetto, and pages to look at.
+"""Events of kernels: traces for Perfetto, and HTML pages.
 
-Kernels write events where a plan was made with ``use_profiler``, or for a wrapper that :func:`attach` was called for;
-each such run needs a buffer. docs/profiling.md shows all of it.
+Kernels write events if a plan was made with ``use_profiler``, or for a wrapper after :func:`attach`. Each such run needs
+a buffer. See docs/profiling.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ._ops.errors import type_error
 from ._profiler.buffer import EVENT_NAMES, TRACK_WORDS, Attached, EventType, checked_buffer, decode_tag, read
 from ._profiler.page import render
 from ._profiler.trace import Timeline, timeline_of, to_json
@@ -26,24 +27,22 @@ _log = logging.getLogger("flashinfer")
 def attach(wrapper: Any, profiler_buffer: torch.Tensor | None) -> None:
     """Let the runs of a wrapper write their events to a buffer, from its next plan on.
 
-    For wrappers whose ``plan`` has no ``use_profiler``, and for those that have it. Results are the same, bit for bit.
+    Any wrapper works, with or without ``use_profiler`` in its ``plan``. Results are the same, bit for bit.
 
     Args:
         wrapper: of decode, prefill or latent attention, or :class:`flashinfer.BatchAttention`.
-        profiler_buffer: ``[words]`` uint64 or int64, on the wrapper's device; ``None``: the next plan is for kernels that
-            write no events.
+        profiler_buffer: ``[words]`` uint64 or int64, on the wrapper's device; ``None``: the next plan uses kernels
+            without events.
 
     Raises:
         ValueError: a buffer on another device, or of another form.
-        TypeError: no wrapper of these, or one with a variant of your own; a buffer of another dtype.
+        TypeError: another object, or a wrapper with a custom variant; a buffer of another dtype.
     """
     events = getattr(wrapper, "_events", None)
     if not isinstance(events, Attached):
-        raise TypeError(
-            f"attach: wrapper: got {type(wrapper).__name__}, wanted one of decode, prefill, attention or mla"
-        )
+        raise type_error("attach", "wrapper", type(wrapper).__name__, "one of decode, prefill, attention or mla")
     if getattr(wrapper, "_custom", None) is not None:
-        raise TypeError("attach: wrapper: got one with jit_args, wanted one of the library's own variants")
+        raise type_error("attach", "wrapper", "one with jit_args", "one of the library's own variants")
     if profiler_buffer is not None:
         device = wrapper.device if isinstance(profiler_buffer, torch.Tensor) else torch.device("cpu")
         checked_buffer("attach", profiler_buffer, True, device)
@@ -53,16 +52,15 @@ def attach(wrapper: Any, profiler_buffer: torch.Tensor | None) -> None:
 def export_to_perfetto_trace(
     profiler_buffer: torch.Tensor, event_names: Sequence[str], file_name: str | os.PathLike[str]
 ) -> None:
-    """Write the events of a buffer as a trace that ui.perfetto.dev and chrome://tracing open.
+    """Write the events of a buffer as a trace for ui.perfetto.dev and chrome://tracing.
 
-    A process of the trace is a multiprocessor, a thread one of its warpgroups; on the CPU, a thread is a worker. What the
-    buffer had no room for, and halves of pairs that are missing for it, are counted in ``otherData`` of the file and
-    logged as a warning.
+    A process of the trace is a multiprocessor, and a thread is one of its warpgroups. On the CPU a thread is a worker.
+    ``otherData`` of the file counts dropped events and records without a partner; a warning logs them.
 
     Args:
         profiler_buffer: of a run, or of FlashInfer 0.2.7.
         event_names: names by number; those of this library's kernels are :data:`EVENT_NAMES`.
-        file_name: of JSON, written over.
+        file_name: a JSON file, overwritten.
 
     Raises:
         ValueError: no kernel has written to the buffer.
@@ -76,11 +74,11 @@ def export_to_perfetto_trace(
 def export_to_html(
     profiler_buffer: torch.Tensor, event_names: Sequence[str], file_name: str | os.PathLike[str], title: str = "Trace"
 ) -> None:
-    """Write the events of a buffer as a page with their timeline, which needs nothing but a browser.
+    """Write the events of a buffer as a page with their timeline. It needs only a browser.
 
     Args:
         profiler_buffer, event_names: as for :func:`export_to_perfetto_trace`.
-        file_name: of the page, written over.
+        file_name: the page, overwritten.
         title: its heading.
 
     Raises:

@@ -1,11 +1,11 @@
 """Rotary position embedding of queries and keys.
 
 A pair ``(a, b)`` of a head's elements is rotated by an angle that grows with the token's position:
-``(a * cos - b * sin, b * cos + a * sin)``. All functions compute in float32 from angles reduced in float64, so that
+``(a * cos - b * sin, b * cos + a * sin)``. All functions compute in float32 from angles that are reduced in float64, so
 positions up to a million and beyond cost no accuracy.
 
-Every function has a gradient, which is the rotation back, those in place too: autograd takes the write for a
-``copy_``. On the CPU float64 is taken besides the dtypes named, to check gradients in.
+Every function has a gradient, the rotation back, also in place: autograd treats the write as a ``copy_``. The CPU also
+takes float64, to check gradients.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _frequencies(
     rotary_dim: int, device: torch.device, rope_scale: float, rope_theta: float,
     llama31: bool, low_freq_factor: float, high_freq_factor: float, old_context_len: int,
 ) -> torch.Tensor:  # fmt: skip
-    """``[rotary_dim / 2]`` float64, radians per position: what the operators compute from the same numbers."""
+    """Return ``[rotary_dim / 2]`` float64, radians per position, as the operators compute them."""
     scale, theta, low, high, context = (
         as_tensor(number, device)
         for number in (rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len)
@@ -68,13 +68,13 @@ def _frequencies(
     frequency = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / -rotary_dim)
     if not llama31:
         return frequency / scale
-    turns = context * frequency / (2 * math.pi)
-    kept = torch.where(turns >= high, 1.0, torch.where(turns <= low, 0.0, (turns - low) / (high - low)))
-    return kept * frequency + (1 - kept) * frequency / scale
+    rotations = context * frequency / (2 * math.pi)
+    unscaled = torch.where(rotations >= high, 1.0, torch.where(rotations <= low, 0.0, (rotations - low) / (high - low)))
+    return unscaled * frequency + (1 - unscaled) * frequency / scale
 
 
 def _rotated_back(autograd: Callable[[], Callable[..., Any]], first: int) -> Gradient:
-    """Of an operator whose arguments from ``first`` on are q and k, and whose last is ``inverse``."""
+    """Return the gradient of an operator with q and k as arguments from ``first`` on, and ``inverse`` as the last."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.arguments = [None if isinstance(one, torch.Tensor) else one for one in inputs]
@@ -93,8 +93,8 @@ def _rotated_back(autograd: Callable[[], Callable[..., Any]], first: int) -> Gra
     return Gradient(setup_context, backward)
 
 
-def _define_rope(name: str, places: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    where = ", ".join(f"Tensor {place}" for place in places)
+def _define_rope(name: str, tables: tuple[str, ...]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    where = ", ".join(f"Tensor {table}" for table in tables)
     autograd = define(
         f"{name}_autograd(Tensor q, Tensor k, {where}, {_ANGLES}, Tensor? frequencies, bool inverse)"
         " -> (Tensor, Tensor)",
@@ -104,7 +104,7 @@ def _define_rope(name: str, places: tuple[str, ...]) -> tuple[Callable[..., Any]
     )
 
     def new(q: torch.Tensor, k: torch.Tensor, *rest: Any) -> Any:
-        tensors, (rotary_dim, interleave, *numbers) = rest[: len(places)], rest[len(places) :]
+        tensors, (rotary_dim, interleave, *numbers) = rest[: len(tables)], rest[len(tables) :]
         if not (is_dynamo_compiling() and any(is_symbolic(number) for number in numbers)):
             return autograd(q, k, *rest, None, False)
         frequencies = _frequencies(q.shape[-1] if rotary_dim is None else rotary_dim, q.device, *numbers)
@@ -164,7 +164,7 @@ def _define_rope_with_cache() -> tuple[Callable[..., Any], Callable[..., Any]]:
     )
 
 
-_PLAIN = (False, 0.0, 0.0, 0)  # no Llama 3.1
+_PLAIN = (False, 0.0, 0.0, 0)  # without Llama 3.1's scaling
 _rope, _rope_inplace = _define_rope("apply_rope", ("indptr", "offsets"))
 _rope_pos_ids, _rope_pos_ids_inplace = _define_rope("apply_rope_pos_ids", ("pos_ids",))
 _rope_with_cache, _rope_with_cache_inplace = _define_rope_with_cache()
@@ -180,7 +180,7 @@ def apply_rope(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate the queries and keys of a batch of requests whose tokens follow one another.
+    """Rotate the queries and keys of a batch of requests with consecutive tokens.
 
     Pair ``i`` is rotated by ``position / rope_scale * rope_theta ** (-2 * i / rotary_dim)`` radians. Token ``j`` of
     request ``r``, which is row ``indptr[r] + j`` of ``q`` and ``k``, has position ``offsets[r] + j``. Rows from
@@ -189,10 +189,10 @@ def apply_rope(
     Args:
         q: ``[nnz, num_qo_heads, head_dim]`` (float32, float16, bfloat16); any strides of tokens and heads.
         k: ``[nnz, num_kv_heads, head_dim]``, same dtype.
-        indptr: ``[batch_size + 1]`` (int32 or int64), where each request starts; from 0, not falling.
+        indptr: ``[batch_size + 1]`` (int32 or int64), ascending from 0: the first row of each request.
         offsets: ``[batch_size]`` (int32 or int64), the position of each request's first token.
-        rotary_dim: how many elements of a head are rotated, the first ones; even, at most 512; by default all. The
-            others are copied.
+        rotary_dim: number of leading elements of a head that are rotated; even, at most 512; by default all. Others are
+            copied.
         interleave: pairs are elements ``(2 * i, 2 * i + 1)`` of a head; by default ``(i, i + rotary_dim / 2)``.
         rope_scale: divides positions.
         rope_theta: base of the frequencies.
@@ -201,9 +201,9 @@ def apply_rope(
         The rotated ``q`` and ``k``, new and contiguous.
 
     Raises:
-        ValueError: shapes, strides, devices or numbers that do not fit. The values of ``indptr`` are checked on the
-            CPU only: on CUDA that would have to wait for the GPU.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, strides, devices or numbers. Values of ``indptr`` are checked only on the CPU. On
+            CUDA the check would wait for the GPU.
+        TypeError: invalid dtypes.
 
     Source: Su et al.: RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
     """
@@ -220,11 +220,11 @@ def apply_rope_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    """:func:`apply_rope` into ``q`` and ``k``, ``[nnz, heads, head_dim]``, themselves.
+    """Apply :func:`apply_rope` in place to ``q`` and ``k``, ``[nnz, heads, head_dim]``.
 
     Raises:
-        ValueError, TypeError: as :func:`apply_rope`; ``ValueError`` too where ``q`` and ``k`` share elements. They may
-            be parts of one fused projection.
+        ValueError, TypeError: as :func:`apply_rope`; also ``ValueError`` if ``q`` and ``k`` share elements. They may be
+            parts of one fused projection.
     """
     _rope_inplace(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)
 
@@ -238,11 +238,11 @@ def apply_rope_pos_ids(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_rope` with the position of every token given.
+    """Apply :func:`apply_rope` with a position for every token.
 
     Args:
         pos_ids: ``[nnz]`` (int32 or int64), of either sign, within 32 bits.
-        q, k, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, as are result and errors.
+        q, k, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, also result and errors.
     """
     return _rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)  # type: ignore[no-any-return]
 
@@ -256,7 +256,7 @@ def apply_rope_pos_ids_inplace(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> None:
-    """:func:`apply_rope_pos_ids` into ``q`` and ``k``, ``[nnz, heads, head_dim]``; errors as :func:`apply_rope_inplace`."""
+    """Apply :func:`apply_rope_pos_ids` in place to ``q`` and ``k``; errors as :func:`apply_rope_inplace`."""
     _rope_pos_ids_inplace(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)
 
 
@@ -273,17 +273,17 @@ def apply_llama31_rope(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_rope` with the frequencies of Llama 3.1, of which only the low ones are divided by ``rope_scale``.
+    """Apply :func:`apply_rope` with the frequencies of Llama 3.1. Only low ones are divided by ``rope_scale``.
 
-    A frequency that turns ``n = old_context_len * frequency / (2 * pi)`` times in the old context is kept where ``n``
-    is at least ``high_freq_factor``, divided by ``rope_scale`` where it is at most ``low_freq_factor``, and blended
-    linearly in ``n`` between the two.
+    A frequency makes ``n = old_context_len * frequency / (2 * pi)`` rotations in the old context. It stays unchanged if
+    ``n`` is at least ``high_freq_factor``, and is divided by ``rope_scale`` if ``n`` is at most ``low_freq_factor``.
+    Between the two it is blended linearly in ``n``.
 
     Args:
-        low_freq_factor, high_freq_factor: in turns; positive, the second not below the first.
-        old_context_len: in tokens, what the model was trained for before its context was extended.
-        q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, as are
-            result and errors.
+        low_freq_factor, high_freq_factor: numbers of rotations; positive, the second not below the first.
+        old_context_len: tokens of the model's original context.
+        q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, also result
+            and errors.
 
     Source: the reference implementation of Llama 3.1, 2024.
     """
@@ -304,7 +304,7 @@ def apply_llama31_rope_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    """:func:`apply_llama31_rope` into ``q`` and ``k``, ``[nnz, heads, head_dim]``; errors as :func:`apply_rope_inplace`."""
+    """Apply :func:`apply_llama31_rope` in place to ``q`` and ``k``; errors as :func:`apply_rope_inplace`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     _rope_inplace(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *llama31)
 
@@ -321,7 +321,7 @@ def apply_llama31_rope_pos_ids(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_llama31_rope` with positions given, ``pos_ids``: ``[nnz]``, as in :func:`apply_rope_pos_ids`."""
+    """Apply :func:`apply_llama31_rope` with positions ``pos_ids``, ``[nnz]``, as in :func:`apply_rope_pos_ids`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     return _rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)  # type: ignore[no-any-return]
 
@@ -338,7 +338,7 @@ def apply_llama31_rope_pos_ids_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    """:func:`apply_llama31_rope_pos_ids` into ``q`` and ``k``, ``[nnz, heads, head_dim]``; errors as :func:`apply_rope_inplace`."""
+    """Apply :func:`apply_llama31_rope_pos_ids` in place to ``q`` and ``k``; errors as :func:`apply_rope_inplace`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     _rope_pos_ids_inplace(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)
 
@@ -351,25 +351,25 @@ def apply_rope_with_cos_sin_cache(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate queries and keys by angles whose cosines and sines are given for every position.
+    """Rotate queries and keys by angles from a table of cosines and sines for every position.
 
     Args:
         positions: ``[nnz]`` (int32 or int64), rows of the cache.
         query: ``[nnz, num_qo_heads * head_size]`` or ``[nnz, num_qo_heads, head_size]`` (float32, float16, bfloat16);
             any strides of tokens and heads.
         key: the same with ``num_kv_heads``, same dtype.
-        head_size: elements of a head; the first ``rotary_dim`` of them are rotated, the others copied.
+        head_size: elements of a head; the first ``rotary_dim`` of them are rotated, others are copied.
         cos_sin_cache: ``[max_position, rotary_dim]`` (float32), the cosines first, then the sines; ``rotary_dim`` is
             even and at most 512.
         is_neox: pairs are elements ``(i, i + rotary_dim / 2)`` of a head, otherwise ``(2 * i, 2 * i + 1)``.
 
     Returns:
-        The rotated ``query`` and ``key``, new, contiguous, of the shapes given.
+        The rotated ``query`` and ``key``, new and contiguous, of the same shapes.
 
     Raises:
-        ValueError: shapes, strides or devices that do not fit, or on the CPU a position outside the cache. On CUDA,
-            where the host cannot look at positions without waiting, a token with such a position is not rotated.
-        TypeError: dtypes that do not fit.
+        ValueError: invalid shapes, strides or devices, or on the CPU a position outside of the cache. On CUDA the host
+            cannot read positions without waiting; a token with such a position is not rotated.
+        TypeError: invalid dtypes.
 
     Source: as :func:`apply_rope`.
     """
@@ -384,10 +384,10 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> None:
-    """:func:`apply_rope_with_cos_sin_cache` into ``query`` and ``key``, ``[nnz, heads * head_size]``, themselves.
+    """Apply :func:`apply_rope_with_cos_sin_cache` in place to ``query`` and ``key``, ``[nnz, heads * head_size]``.
 
     Raises:
-        ValueError, TypeError: as that function; ``ValueError`` too where ``query`` and ``key`` share elements. They
-            may be parts of one fused projection.
+        ValueError, TypeError: as that function; also ``ValueError`` if ``query`` and ``key`` share elements. They may be
+            parts of one fused projection.
     """
     _rope_with_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)

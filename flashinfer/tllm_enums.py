@@ -1,4 +1,4 @@
-"""Enumerations that engines import from FlashInfer's module of this name; the numbers are FlashInfer's."""
+"""Enumerations that engines import from FlashInfer's module of this name. The numbers are FlashInfer's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ActivationType(IntEnum):
 
     @property
     def is_gated(self) -> bool:
-        """True for an activation that multiplies a gate with a linear half."""
+        """Return whether the activation multiplies a gate with a linear half."""
         return self.value in _GATED
 
 

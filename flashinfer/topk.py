@@ -1,4 +1,4 @@
-"""The largest elements of rows under FlashInfer's module name. They are the objects of :mod:`flashinfer.sampling`."""
+"""Top-k functions under FlashInfer's module name. They are the objects of :mod:`flashinfer.sampling`."""
 
 from __future__ import annotations
 

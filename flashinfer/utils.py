@@ -1,4 +1,4 @@
-"""Small things that callers and several families share: names of modes, dtypes, ALiBi's slopes, what a GPU is."""
+"""Helpers of callers and of several families: modes, dtypes, ALiBi slopes, properties of GPUs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from packaging.version import Version
 
 from . import _unsupported
 from ._ops.dtypes import FP8, HALVES, is_fp8
+from ._ops.errors import value_error
+from ._ops.numbers import positive
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,7 +53,7 @@ class PosEncodingMode(Enum):
 
 
 class MaskMode(Enum):
-    """Which keys a query sees."""
+    """Masks of attention."""
 
     NON_CAUSAL = 0
     CAUSAL = 1
@@ -67,10 +69,10 @@ class TensorLayout(Enum):
 
 
 def canonicalize_torch_dtype(dtype: torch.dtype | str, argument: str = "dtype") -> torch.dtype:
-    """``"float16"`` or ``torch.float16`` -> ``torch.float16``; ``argument``: what an error calls it.
+    """Return ``torch.float16`` for ``torch.float16`` or ``"float16"``. Errors call the argument ``argument``.
 
     Raises:
-        ValueError: a name that is no dtype of torch.
+        ValueError: no name of a torch dtype.
         TypeError: neither a name nor a dtype.
     """
     if isinstance(dtype, torch.dtype):
@@ -89,72 +91,71 @@ def is_float8(x: torch.Tensor) -> bool:
 
 
 def get_alibi_slopes(n_heads: int) -> torch.Tensor:
-    """The slopes of ALiBi, ``[n_heads]`` float32 on the CPU.
+    """Return the slopes of ALiBi, ``[n_heads]`` float32 on the CPU.
 
-    With ``n`` the largest power of two up to ``n_heads``: ``2^(-8 i / n)`` for ``i`` in 1 ... n, then, for the heads
-    beyond, every second one of the slopes of ``2 n`` heads.
+    Let ``n`` be the largest power of two up to ``n_heads``. The first ``n`` slopes are ``2^(-8 i / n)`` for ``i`` in
+    1 ... n. Further heads have every second one of the slopes of ``2 n`` heads.
 
     Source: Press, Smith, Lewis: Train Short, Test Long: Attention with Linear Biases, 2021.
 
     Raises:
         ValueError: ``n_heads`` below 1.
     """
-    if n_heads < 1:
-        raise ValueError(f"get_alibi_slopes: n_heads: got {n_heads}, wanted at least 1")
+    positive("get_alibi_slopes", "n_heads", n_heads)
     n = 2 ** math.floor(math.log2(n_heads))
     exponents = [-8 * i / n for i in range(1, n + 1)] + [-4 * (2 * i + 1) / n for i in range(n_heads - n)]
     return torch.tensor([2.0**exponent for exponent in exponents], dtype=torch.float32, device="cpu")
 
 
 def get_indptr(x: torch.Tensor) -> torch.Tensor:
-    """Where segments of the lengths ``x``, ``[n]``, begin and end: ``[n + 1]`` int64 from 0 on, on ``x``'s device."""
+    """Return the bounds ``[n + 1]`` of segments with the lengths ``x``, ``[n]``: int64 from 0 on, on ``x``'s device."""
     return torch.nn.functional.pad(x.to(torch.int64).cumsum(0), (1, 0))
 
 
 def get_compute_capability(device: torch.device) -> tuple[int, int]:
-    """``(major, minor)`` of a GPU.
+    """Return ``(major, minor)`` of a GPU.
 
     Raises:
-        ValueError: the device is no GPU.
+        ValueError: no GPU.
     """
     if device.type != "cuda":
-        raise ValueError(f"get_compute_capability: device: got {device}, wanted a CUDA device")
+        raise value_error("get_compute_capability", "device", device, "a CUDA device")
     return torch.cuda.get_device_capability(device.index)
 
 
 def is_sm90a_supported(device: torch.device) -> bool:
-    """Whether the device is of Hopper's architecture."""
+    """Return whether the device is a Hopper GPU."""
     return device.type == "cuda" and get_compute_capability(device)[0] == 9
 
 
 def is_sm100a_supported(device: torch.device) -> bool:
-    """Whether the device is of the architecture of data-center Blackwell."""
+    """Return whether the device is a data-center Blackwell GPU."""
     return device.type == "cuda" and get_compute_capability(device)[0] == 10
 
 
 def device_support_pdl(device: torch.device) -> bool:
-    """Whether a kernel on the device may start before the one in front of it has ended."""
+    """Return whether a kernel on the device may start before its predecessor has ended."""
     return device.type == "cuda" and get_compute_capability(device)[0] >= 9
 
 
 def get_device_sm_count(device: torch.device) -> int:
-    """The number of streaming multiprocessors of a GPU.
+    """Return the number of streaming multiprocessors of a GPU.
 
     Raises:
-        ValueError: the device is no GPU.
+        ValueError: no GPU.
     """
     if device.type != "cuda":
-        raise ValueError(f"get_device_sm_count: device: got {device}, wanted a CUDA device")
+        raise value_error("get_device_sm_count", "device", device, "a CUDA device")
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def determine_gemm_backend(device: torch.device) -> str:
-    """Returns the kernels that ``backend="auto"`` of a matrix product stands for on a device."""
+    """Return the kernels that ``backend="auto"`` of a matrix product selects on a device."""
     return "sm90" if is_sm90a_supported(device) else "sm80"
 
 
 def determine_mla_backend(device: torch.device) -> str:
-    """Returns the kernels that ``backend="auto"`` of multi-head latent attention stands for on a device."""
+    """Return the kernels that ``backend="auto"`` of multi-head latent attention selects on a device."""
     return "fa3" if is_sm90a_supported(device) else "fa2"
 
 
@@ -166,8 +167,10 @@ def determine_attention_backend(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
 ) -> str:
-    """Returns what ``backend="auto"`` of prefill stands for where requests are long: ``"fa3"``, kernels for Hopper, or
-    ``"fa2"``, those that run everywhere."""
+    """Return the kernels that ``backend="auto"`` of prefill selects for long requests.
+
+    ``"fa3"`` are the Hopper kernels, ``"fa2"`` the portable ones.
+    """
     serves = is_fa3_backend_supported(
         pos_encoding_mode, use_fp16_qk_reductions, use_custom_mask, dtype_q, dtype_kv
     ) and is_sm90a_supported(device)
@@ -181,51 +184,51 @@ def is_fa3_backend_supported(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
 ) -> bool:
-    """Whether prefill's kernels for Hopper compute this; ``use_fp16_qk_reductions`` changes nothing, as everywhere."""
+    """Return whether prefill's Hopper kernels compute this. ``use_fp16_qk_reductions`` is unused, as everywhere."""
     rotates = int(pos_encoding_mode) == PosEncodingMode.ROPE_LLAMA.value
     served = (*HALVES, *FP8)
     return not rotates and not use_custom_mask and dtype_q == dtype_kv and dtype_q in served
 
 
 def version_at_least(version: str, base_version: str) -> bool:
-    """Whether ``version`` is ``base_version`` or a later one (PEP 440)."""
+    """Return whether ``version`` is ``base_version`` or a later one (PEP 440)."""
     return Version(version) >= Version(base_version)
 
 
 def set_log_level(lvl_str: str) -> None:
-    """Sets the level of the library's logger, as ``FLASHINFER_LOGGING_LEVEL`` does: ``"debug"`` to ``"critical"``.
+    """Set the level of the library's logger, like ``FLASHINFER_LOGGING_LEVEL``: ``"debug"`` to ``"critical"``.
 
     Raises:
-        ValueError: no such level.
+        ValueError: another level.
     """
-    number = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}.get(lvl_str.lower())
+    levels = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+    number = levels.get(lvl_str.lower())
     if number is None:
-        wanted = "debug, info, warning, error, critical"
-        raise ValueError(f"set_log_level: lvl_str: got {lvl_str!r}, wanted one of {wanted}")
+        raise value_error("set_log_level", "lvl_str", repr(lvl_str), f"one of {', '.join(levels)}")
     logging.getLogger("flashinfer").setLevel(number)
 
 
 def register_custom_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:
-    """Returns a decorator that changes nothing, as in FlashInfer 0.2.7: every function here is an operator already."""
+    """Return a decorator without effect, as in FlashInfer 0.2.7: every function here already is an operator."""
     return lambda function: function
 
 
 def register_fake_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:
-    """Returns a decorator that changes nothing, as in FlashInfer 0.2.7: every operator here has its fake already."""
+    """Return a decorator without effect, as in FlashInfer 0.2.7: every operator here already has its fake."""
     return lambda function: function
 
 
 def next_positive_power_of_2(x: int) -> int:
-    """Return the least power of two that is at least ``x``, and 1 for ``x`` below 1."""
+    """Return the smallest power of two that is at least ``x``, and 1 for ``x`` below 1."""
     return 1 << max(x - 1, 0).bit_length()
 
 
 def get_trtllm_gen_multi_ctas_kv_counter_bytes(batch_size: int, num_qo_heads: int, sm_count: int) -> int:
-    """Return 0: splits of a request are merged without counters. vLLM asks for every layer and makes an empty buffer."""
+    """Return 0: splits of a request are merged without counters. vLLM allocates an empty buffer for every layer."""
     return 0
 
 
-# Shared buffers by (name, str(device)). vLLM replaces a host entry by a pinned copy, so callers look it up each time.
+# Shared buffers by (name, str(device)). vLLM replaces a host entry by a pinned copy, so look entries up each time.
 _cache_buf: dict[tuple[str, str], torch.Tensor] = {}
 
 
@@ -234,7 +237,7 @@ def _ceil_pow2(x: int) -> int:
 
 
 def _get_cache_buf(name: str, bytes: int, device: torch.device | str) -> torch.Tensor:
-    """Return a buffer of at least so many bytes, which all callers of one name and device share."""
+    """Return a buffer of at least ``bytes`` bytes that all callers of one name and device share."""
     key = name, str(device)
     buffer = _cache_buf.get(key)
     if buffer is None or buffer.numel() < bytes:
@@ -252,5 +255,5 @@ def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
     return buffer[:seq_len]
 
 
-# vLLM imports it with its attention backend, whatever the GPU.
+# vLLM imports it with its attention backend on every GPU.
 _unsupported.declare(globals(), _unsupported.TRTLLM_GEN, classes=("FP4Tensor",))

@@ -72,7 +72,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer.causal_conv1d_backward": (
         "flashinfer::causal_conv1d_backward(Tensor? grad_out, Tensor? grad_final, Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? cu_seqlens, bool silu) -> (Tensor, Tensor, Tensor, Tensor)",
     ),
-    "flashinfer.concat_ops": ("flashinfer::concat_mla_k(Tensor(a!) k, Tensor k_nope, Tensor k_rope) -> ()",),
+    "flashinfer.concat_ops": (
+        "flashinfer::concat_mla_k(Tensor(a!) k, Tensor k_nope, Tensor k_rope) -> ()",
+    ),
     "flashinfer.delta_rule_backward": (
         "flashinfer::delta_rule_backward(Tensor? grad_o, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gk, Tensor? beta, Tensor? initial_state, Tensor? cu_seqlens, float scale, Tensor? scale_tensor, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),

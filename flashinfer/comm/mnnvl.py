@@ -1,4 +1,4 @@
-"""Exchange of Python objects between ranks: the class that engines subclass, and a question that they ask."""
+"""Exchange of Python objects between ranks: a class that engines subclass, and a query."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CommBackend", "is_mnnvl_fabric_supported"]
 
 
 class CommBackend(ABC):
-    """How the ranks of a group exchange Python objects; engines implement it over their own process groups."""
+    """Exchange of Python objects between the ranks of a group. Engines implement it over their process groups."""
 
     @abstractmethod
     def Get_rank(self) -> int:
@@ -25,7 +25,7 @@ class CommBackend(ABC):
 
     @abstractmethod
     def Split(self, color: int, key: int) -> CommBackend:
-        """Return the group of the ranks that gave the same ``color``, ordered by ``key``."""
+        """Return the group of the ranks with the same ``color``, ordered by ``key``."""
 
 
 def is_mnnvl_fabric_supported(device_idx: int) -> bool:

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's all-reduce, alone and fused with what follows it: the names of FlashInfer 0.2.7."""
+"""TensorRT-LLM's all-reduce, plain and fused with the next layer: the names of FlashInfer 0.2.7."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .. import _unsupported
 
 
 class AllReduceStrategyType(IntEnum):
-    """How ranks exchange what they add up."""
+    """Algorithms of an all-reduce."""
 
     NCCL = 0
     MIN_LATENCY = 1
@@ -27,7 +27,7 @@ class AllReduceStrategyConfig(IntEnum):
 
 
 class AllReduceFusionOp(IntEnum):
-    """What ``trtllm_custom_all_reduce`` does behind the sum."""
+    """Operations of ``trtllm_custom_all_reduce`` after the sum."""
 
     NONE = 0
     RESIDUAL_RMS_NORM = 1
@@ -42,7 +42,7 @@ class AllReduceFusionOp(IntEnum):
 
 
 class AllReduceFusionPattern(IntEnum):
-    """What ``trtllm_allreduce_fusion`` does behind the sum."""
+    """Operations of ``trtllm_allreduce_fusion`` after the sum."""
 
     kAllReduce = 0
     kARResidualRMSNorm = 1
@@ -53,7 +53,7 @@ class AllReduceFusionPattern(IntEnum):
 
 
 class QuantizationSFLayout(IntEnum):
-    """Where the scales of a block-scaled tensor lie."""
+    """Layout of the scales of a block-scaled tensor."""
 
     SWIZZLED_128x4 = 0
     SWIZZLED_8x4 = 1

@@ -1,1 +1,1 @@
-"""Other libraries run on ours. Each module here is imported on request alone, and imports its library when asked to."""
+"""Integrations into other libraries. Each module is imported only on request, and imports its library on use."""

@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers, whose experts are stacked: a function of its ``ExpertsInterface``."""
+"""Mixtures of experts of transformers with stacked weights: a function of its ``ExpertsInterface``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..fused_moe.layer import Gate, run_experts
 from ..tllm_enums import ActivationType
 
 EXPERTS = "fi_experts"
-# Classes of activations -> what they are without a gate and with one.
+# Classes of activations -> the activation without a gate, and with one.
 _ACTIVATIONS = {
     "SiLUActivation": (ActivationType.Silu, ActivationType.Swiglu),
     "SiLU": (ActivationType.Silu, ActivationType.Swiglu),
@@ -21,39 +21,39 @@ _ACTIVATIONS = {
 }
 
 
-def _mistake(text: str) -> ValueError:
-    return ValueError(f"{EXPERTS}: {text}; another experts_implementation has it")
+def _error(text: str) -> ValueError:
+    return ValueError(f"{EXPERTS}: {text}; use another experts_implementation")
 
 
 def _gate(module: Any) -> Gate:
-    """What stands between the products of a module's experts.
+    """Return the activation between the products of a module's experts.
 
     Raises:
         ValueError: no kernel has it.
     """
     if module.has_gate and type(module)._apply_gate.__module__ != "transformers.integrations.moe":
-        raise _mistake(f"{type(module).__name__} has a gate of its own, wanted act(gate) * up")
+        raise _error(f"got {type(module).__name__} with its own gate, wanted act(gate) * up")
     if module.has_gate and not getattr(module, "is_concatenated", True):
-        raise _mistake("gate and up are interleaved, wanted one behind the other")
-    if getattr(module, "has_post_expert_norm", False):  # releases of transformers before it have no such norm
-        raise _mistake("a norm follows each expert, wanted none")
+        raise _error("got interleaved gate and up, wanted one after the other")
+    if getattr(module, "has_post_expert_norm", False):  # older releases of transformers have no such norm
+        raise _error("got a norm after each expert, wanted none")
     name = type(module.act_fn).__name__
     activation = _ACTIVATIONS.get(name, (None, None))[1 if module.has_gate else 0]
     if activation is None:
-        raise _mistake(f"act_fn: got {name}, wanted one of {', '.join(_ACTIVATIONS)}")
+        raise _error(f"act_fn: got {name}, wanted one of {', '.join(_ACTIVATIONS)}")
     return Gate(int(activation), gate_first=True)
 
 
 def experts_forward(
     module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Experts of a module of transformers.
+    """Compute the experts of a module of transformers.
 
     Args:
-        module: ``gate_up_proj [E, 2 I, H]``, the gate's rows first, or without a gate ``up_proj [E, I, H]``, and
-            ``down_proj [E, H, I]``; with ``is_transposed`` the last two dimensions are exchanged. Biases of both.
+        module: ``gate_up_proj [E, 2 I, H]``, with the gate's rows first, or without a gate ``up_proj [E, I, H]``, and
+            ``down_proj [E, H, I]``. With ``is_transposed`` the last two dimensions are exchanged. Both may have biases.
         hidden_states: ``[T, H]``.
-        top_k_index: ``[T, k]``; numbers that no expert has add nothing.
+        top_k_index: ``[T, k]``; invalid ids add nothing.
         top_k_weights: ``[T, k]``.
 
     Returns:

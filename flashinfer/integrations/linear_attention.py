@@ -1,6 +1,6 @@
-"""The delta rule of Hugging Face transformers' hybrid models by our kernels: see :func:`.transformers.register_delta_rule`.
+"""Kernels for the delta rule of transformers' hybrid models; see :func:`.transformers.register_delta_rule`.
 
-The models' layers call functions of their own file by name, so that those names are set there, and set back.
+The models' layers call functions of their own file by name. So the functions are replaced there, and restored later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import delta_rule
 from ..causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from ..gated_norm import gated_rmsnorm
 
-# model_type, whose file is models/<model_type>/modeling_<model_type>.py.
+# model_type; its file is models/<model_type>/modeling_<model_type>.py.
 MODEL_TYPES = ("kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen4_exp")
 
 State = torch.Tensor | None
@@ -38,9 +38,9 @@ def recurrent(
     initial_state: State = None, output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None, **_: Any,
 ) -> tuple[torch.Tensor, State]:  # fmt: skip
-    """Of decays of heads, ``g`` of three dimensions, and of rows, four.
+    """Compute the recurrence for decays of heads (``g`` has three dimensions) or of rows (four).
 
-    A step of decoding changes the state that it is given: what the cache copies into it afterwards is itself.
+    A decoding step changes its initial state in place, so the cache's copy afterwards copies a tensor to itself.
     """
     of_heads, of_rows = (g, None) if g.dim() == 3 else (None, g)
     if query.shape[1] == 1 and initial_state is not None and cu_seqlens is None and not torch.is_grad_enabled():
@@ -60,7 +60,7 @@ def convolve(
     seq_idx: torch.Tensor | None = None, cu_seq_lens_q: torch.Tensor | None = None, **_: Any,
 ) -> torch.Tensor:  # fmt: skip
     if seq_idx is not None and cu_seq_lens_q is None:
-        raise ValueError("causal_conv1d_fn: seq_idx: got a Tensor, wanted cu_seq_lens_q beside it for packed sequences")
+        raise ValueError("causal_conv1d_fn: seq_idx: got a Tensor, wanted cu_seq_lens_q with it for packed sequences")
     out = causal_conv1d_fn(hidden_states, weight, bias, activation=activation, cu_seqlens=cu_seq_lens_q)
     assert isinstance(out, torch.Tensor)
     return out
@@ -74,7 +74,7 @@ def convolve_step(
 
 
 def gated_norm(module: Any, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """The forward method of a model's RMSNorm with a gate, which is rounded once."""
+    """Replace the forward method of a model's gated RMSNorm. It rounds only once."""
     dtype = hidden_states.dtype
     weight, eps = module.weight.to(dtype), module.variance_epsilon
     return gated_rmsnorm(hidden_states, gate.to(dtype), weight, eps, activation=module.activation)
@@ -91,7 +91,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def modules_of(model_types: tuple[str, ...]) -> list[ModuleType]:
-    """The files of models, without those that this version of transformers has not."""
+    """Return the files of models that this version of transformers has."""
     found = []
     for name in model_types:
         try:
@@ -102,20 +102,20 @@ def modules_of(model_types: tuple[str, ...]) -> list[ModuleType]:
 
 
 def set_functions(modules: list[ModuleType]) -> Callable[[], None]:
-    """Puts ours in the places of the modules' own, and returns what puts those back."""
+    """Replace the functions of the modules, and return a function that restores them."""
     before: list[tuple[Any, str, Any]] = []
 
-    def put(owner: Any, name: str, value: Any) -> None:
+    def replace(owner: Any, name: str, value: Any) -> None:
         before.append((owner, name, vars(owner)[name]))
         setattr(owner, name, value)
 
     for module in modules:
         for name, function in FUNCTIONS.items():
             if name in vars(module):
-                put(module, name, function)
+                replace(module, name, function)
         for name, norm in list(vars(module).items()):
             if name.endswith("RMSNormGated") and isinstance(norm, type):
-                put(norm, "forward", gated_norm)
+                replace(norm, "forward", gated_norm)
 
     def undo() -> None:
         while before:

@@ -1,9 +1,9 @@
-"""Attention and the delta rule of Hugging Face transformers by our kernels.
+"""Kernels for attention and the delta rule of Hugging Face transformers.
 
     from flashinfer.integrations.transformers import register
     model = AutoModelForCausalLM.from_pretrained(..., dtype=torch.bfloat16, attn_implementation=register())
 
-:func:`register_delta_rule` is for hybrid models such as Qwen3-Next, whose other layers are a gated delta rule.
+:func:`register_delta_rule` is for hybrid models such as Qwen3-Next, which have layers with a gated delta rule.
 
 Importing this module does not import transformers; its functions do.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .._attention.equal_batch import attend_batch
+from .._ops.errors import value_error
 from ..errors import DependencyError
 from ..jit.modules._attention import head_dims_value
 from ..jit.spec import BACKENDS
@@ -23,20 +24,20 @@ from ._experts import EXPERTS, experts_forward
 
 __all__ = ["EXPERTS", "NAME", "register", "register_delta_rule", "register_experts"]
 
-# transformers takes every name with "flash" in it for a version of FlashAttention, and refuses one it does not know.
+# transformers treats every name with "flash" in it as a version of FlashAttention, and rejects unknown ones.
 NAME = "fi_attention"
 OLDEST = (5, 17)
 _DTYPES = {"cpu": (torch.float32, torch.float16, torch.bfloat16), "cuda": (torch.float16, torch.bfloat16)}
-# What models pass and kernels would have to know of.
+# Arguments of models that have no kernel.
 _UNSUPPORTED = {
     "s_aux": "attention sinks",
-    "position_bias": "a bias of positions",
-    "output_attentions": "weights of attention among the outputs",
+    "position_bias": "a position bias",
+    "output_attentions": "attention weights among the outputs",
 }
 
 
 def _require_transformers() -> None:
-    """Raises ``DependencyError`` where transformers is not there, or too old."""
+    """Raise ``DependencyError`` if transformers is missing or too old."""
     try:
         import transformers
         import transformers.modeling_utils
@@ -57,8 +58,8 @@ def register() -> str:
     Raises:
         DependencyError: transformers is not installed, or older than 5.17.
 
-    Models run on the CPU in float32, float16 and bfloat16, on CUDA in float16 and bfloat16; what kernels do not have (a
-    dtype, a head_dim, dropout, attention sinks, a bias) is a ``ValueError`` or ``TypeError`` of the first attention.
+    Models run on the CPU in float32, float16 and bfloat16, on CUDA in float16 and bfloat16. Unsupported properties (a
+    dtype, a head_dim, dropout, attention sinks, a bias) raise ``ValueError`` or ``TypeError`` in the first attention.
     """
     _require_transformers()
     from transformers.masking_utils import AttentionMaskInterface
@@ -77,13 +78,13 @@ def register_delta_rule(model_type: str | None = None) -> Callable[[], None]:
             ``"kimi_linear"``; ``None``: all of these that this version of transformers has.
 
     Returns:
-        A function that puts the models' own back.
+        A function that restores the models' own functions.
 
     Raises:
         DependencyError: transformers is not installed, is older than 5.17, or lacks the model.
         ValueError: another model_type.
 
-    Models that exist already change too: layers call functions of their file by name.
+    Existing models change too: layers call functions of their file by name.
     """
     _require_transformers()
     from transformers import __version__ as version
@@ -91,7 +92,7 @@ def register_delta_rule(model_type: str | None = None) -> Callable[[], None]:
     from .linear_attention import MODEL_TYPES, modules_of, set_functions
 
     if model_type is not None and model_type not in MODEL_TYPES:
-        raise ValueError(f"register_delta_rule: model_type: got {model_type!r}, wanted one of {', '.join(MODEL_TYPES)}")
+        raise value_error("register_delta_rule", "model_type", repr(model_type), f"one of {', '.join(MODEL_TYPES)}")
     modules = modules_of(MODEL_TYPES if model_type is None else (model_type,))
     if not modules:
         raise DependencyError(
@@ -110,9 +111,9 @@ def register_experts() -> str:
     Raises:
         DependencyError: transformers is not installed, or older than 5.17.
 
-    Experts of a model are then two grouped products and what stands around them; its router stays its own. They have no
-    gradient: without ``torch.no_grad()``, parameters that want one are a ``GradientError``. What kernels do not have (an
-    activation, gates of a module's own, halves that are interleaved) is a ``ValueError`` of the first call.
+    Experts of a model then are two grouped products with a few small kernels; the router does not change. They have no
+    gradient: without ``torch.no_grad()``, parameters that require one raise ``GradientError``. Unsupported properties
+    (an activation, a module's own gate, interleaved halves) raise ``ValueError`` in the first call.
     """
     _require_transformers()
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -133,17 +134,17 @@ def attention_forward(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """An attention function of transformers.
+    """Compute attention as an attention function of transformers.
 
     Args:
         query: ``[batch_size, num_qo_heads, qo_len, head_dim]``.
         key, value: ``[batch_size, num_kv_heads, kv_len, head_dim]``.
-        attention_mask: what :func:`attention_mask` made, or the caller's own: bool, ``[batch_size or 1, 1, qo_len or 1,
-            keys]``, True where a query sees a key. Keys behind the last of them are not seen. Without one, ``is_causal``
-            and ``sliding_window`` say what is seen, and the last query stands at the last key.
+        attention_mask: the result of :func:`attention_mask`, or the caller's own: bool, ``[batch_size or 1, 1, qo_len or
+            1, keys]``, True if a query sees a key. Keys after the last one of the mask are not seen. Without a mask,
+            ``is_causal`` and ``sliding_window`` define the mask, and the last query aligns with the last key.
 
     Returns:
-        ``[batch_size, qo_len, num_qo_heads, head_dim]``, and ``None`` in the place of weights.
+        ``[batch_size, qo_len, num_qo_heads, head_dim]``, and ``None`` instead of weights.
     """
     device = query.device.type
     if device in BACKENDS and torch.is_autocast_enabled(device):
@@ -156,12 +157,17 @@ def attention_forward(
         keys = attention_mask.shape[-1]
         key, value = key[:, :, :keys], value[:, :, :keys]
     elif causal:
-        # Qwen2-MoE does not pass its layers' window on.
+        # Qwen2-MoE does not pass its layers' window.
         window = kwargs.get("sliding_window", getattr(module, "sliding_window", None))
         window_left = -1 if window is None else window - 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_batch(query, key, value, attention_mask, bool(causal), window_left, softcap or 0.0, scale)
     return out, None
+
+
+def _error(name: str, got: object, wanted: str, kind: type[Exception] = ValueError) -> Exception:
+    """Return the error for an argument. It names the ``attn_implementation`` instead of the called function."""
+    return kind(f"{NAME}: {name}: got {got}, wanted {wanted}")
 
 
 def _check(
@@ -172,31 +178,29 @@ def _check(
     dropout: float,
     kwargs: dict[str, Any],
 ) -> None:
-    """All that is not supported, before anything runs; nothing but sizes and types is looked at."""
+    """Reject unsupported calls before anything runs. Only sizes and types are read."""
     device = query.device.type
     if device not in BACKENDS:
-        raise ValueError(f"{NAME}: got a model on {device}, wanted one of {', '.join(BACKENDS)}")
+        raise _error("query", f"a tensor on {device}", f"one on {', '.join(BACKENDS)}")
     known = _DTYPES[device]
     if query.dtype not in known or not query.dtype == key.dtype == value.dtype:
         got = ", ".join(str(dtype) for dtype in dict.fromkeys((query.dtype, key.dtype, value.dtype)))
-        raise TypeError(
-            f"{NAME}: got {got} on {device}, wanted one of {', '.join(map(str, known))}: load the model with"
-            " dtype=torch.bfloat16, or choose another attn_implementation"
-        )
+        wanted = f"one of {', '.join(map(str, known))}: load the model with dtype=torch.bfloat16"
+        raise _error("query", f"{got} on {device}", f"{wanted}, or use another attn_implementation", TypeError)
     head_dims_value(query.shape[-1], value.shape[-1], device)
     if dropout > 0:
-        raise ValueError(f"{NAME}: attention_dropout: got {dropout} in training, wanted 0: kernels have no dropout")
+        raise _error("attention_dropout", f"{dropout} in training", "0: kernels have no dropout")
     for name, meaning in _UNSUPPORTED.items():
         if kwargs.get(name) is not None and kwargs[name] is not False:
-            raise ValueError(f"{NAME}: {name}: got {meaning}, wanted none: choose another attn_implementation")
+            raise _error(name, meaning, "none: use another attn_implementation")
     if mask is None:
         return
     if mask.dtype != torch.bool:
-        raise TypeError(f"{NAME}: attention_mask: got {mask.dtype}, wanted torch.bool, True where a query sees a key")
+        raise _error("attention_mask", mask.dtype, "torch.bool, True if a query sees a key", TypeError)
     batch, heads, queries, keys = mask.shape
     if batch not in (1, query.shape[0]) or heads != 1 or queries not in (1, query.shape[2]) or keys > key.shape[2]:
         wanted = f"[{query.shape[0]}, 1, {query.shape[2]}, {key.shape[2]}] or fewer keys"
-        raise ValueError(f"{NAME}: attention_mask: got shape {list(mask.shape)}, wanted {wanted}")
+        raise _error("attention_mask", f"shape {list(mask.shape)}", wanted)
 
 
 def attention_mask(
@@ -212,13 +216,13 @@ def attention_mask(
     config: Any = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """A mask function of transformers: ``None`` where the attention function knows what is seen without one.
+    """Return a mask for transformers, or ``None`` if the attention function does not need one.
 
     Args:
-        q_offset: where the first query stands; of a static cache a tensor.
+        q_offset: position of the first query; a tensor with a static cache.
         attention_mask: ``[batch_size, at least q_length]``, bool, False at padding.
 
-    Tensors on a GPU are read in eager prefill alone, as transformers itself does; a step of decoding waits for nothing.
+    Tensors on a GPU are read only in eager prefill, as in transformers itself. A decoding step waits for nothing.
     """
     from transformers.masking_utils import sdpa_mask
     from transformers.utils.import_utils import is_tracing
@@ -237,7 +241,7 @@ def attention_mask(
     if isinstance(q_offset, torch.Tensor):
         fits = False
         if readable(q_offset):
-            # A static cache is longer than what was written into it. What is behind the last query, nobody sees.
+            # A static cache is longer than its written part. No query sees the keys after the last query.
             written = int(q_offset) + q_length - kv_offset
             kv_length, fits = min(kv_length, written), written >= kv_length
     else:
@@ -262,7 +266,7 @@ def attention_mask(
 
 
 def _is_known(local_size: int | None, kv_length: int, config: Any) -> bool:
-    """Whether a layer that sees ``local_size`` keys tells the attention function so, or has no more."""
+    """Return whether the attention function knows the layer's ``local_size``, or it covers all keys."""
     if local_size is None:
         return True
     if getattr(config, "attention_chunk_size", None) is None and getattr(config, "sliding_window", None) == local_size:

@@ -1,4 +1,4 @@
-"""Fusion: fewer steps of the same meaning."""
+"""Fusion of steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Compiler:
         self.checks: list[ValidityCheck] = validity_checks()
 
     def register_fusion_rule(self, rule: FusionRule) -> None:
-        """Add a rule; of several with one ``prio`` the last registered goes last."""
+        """Add a rule. Among rules with equal ``prio``, later ones come last."""
         self.rules.append(rule)
 
     def register_validity_check(self, check: ValidityCheck) -> None:
@@ -45,7 +45,7 @@ class Compiler:
                 continue
             end = at + len(rule.pattern)
             result[at:end] = [rule.build(result[at:end])]
-            at = max(at - 1, 0)  # what stands before may fit now
+            at = max(at - 1, 0)  # the previous step may fit a rule now
         return result
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Which steps become one."""
+"""Rules that fuse steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .operators import (
 
 @dataclass(frozen=True)
 class FusionRule:
-    """Steps of these classes, where ``guard`` says so, become what ``build`` returns; the highest ``prio`` goes first."""
+    """Rule that fuses steps of these classes with ``build`` if ``guard`` allows it. The highest ``prio`` goes first."""
 
     pattern: tuple[type[Op], ...]
     guard: Callable[[Sequence[Op]], bool]
@@ -33,14 +33,14 @@ class FusionRule:
     prio: int = 0
 
     def matches(self, ops: Sequence[Op]) -> bool:
-        """Whether these steps are of the pattern's classes."""
+        """Return whether these steps have the pattern's classes."""
         return len(ops) == len(self.pattern) and all(
             isinstance(op, kind) for op, kind in zip(ops, self.pattern, strict=True)
         )
 
 
 def _fused(kind: type[Op]) -> Callable[[Sequence[Op]], Op]:
-    """With the parameters of all."""
+    """Return a function that makes one step with the parameters of all."""
 
     def build(ops: Sequence[Op]) -> Op:
         params: dict[str, object] = {}
@@ -69,26 +69,26 @@ _FILTERS: dict[type[Op], tuple[str, ...]] = {
 
 
 def _from_logits(ops: Sequence[Op]) -> Op:
-    """A softmax and a draw as one step."""
+    """Fuse a softmax and a draw."""
     softmax, sample = ops
     temperature = ("temperature",) if isinstance(softmax, FusedTemperatureSoftmaxOp) else ()
     filters = (*temperature, *_FILTERS[type(sample)])
     return FusedSoftmaxFilterSampleOp(**(softmax.params | sample.params), filters=filters)
 
 
-def _masks_alone(ops: Sequence[Op]) -> bool:
+def _has_no_mask(ops: Sequence[Op]) -> bool:
     return "top_k" not in ops[1].params["filters"]
 
 
 def _masked(ops: Sequence[Op]) -> Op:
-    """A mask before the softmax as part of the step."""
+    """Fuse a mask before the softmax with the step."""
     mask, sample = ops
     filters = ("top_k", *sample.params["filters"])
     return FusedSoftmaxFilterSampleOp(**(mask.params | sample.params | dict(filters=filters, masks=True)))
 
 
 def fusion_rules() -> list[FusionRule]:
-    """Those that every pipeline is compiled with."""
+    """Return the rules of every pipeline."""
     pairs: list[tuple[type[Op], type[Op]]] = [
         (ProbsTopKOp, FusedProbsTopKSampleOp),
         (TopPOp, FusedProbsTopPSampleOp),
@@ -103,5 +103,5 @@ def fusion_rules() -> list[FusionRule]:
             for softmax in (SoftmaxOp, FusedTemperatureSoftmaxOp)
             for sample in _FILTERS
         ),
-        FusionRule((LogitsTopKOp, FusedSoftmaxFilterSampleOp), _masks_alone, _masked, 5),
+        FusionRule((LogitsTopKOp, FusedSoftmaxFilterSampleOp), _has_no_mask, _masked, 5),
     ]

@@ -1,4 +1,4 @@
-"""Turn processors into steps: each type follows from the one before."""
+"""Conversion of processors into steps. Each type follows from the previous one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def legalize_processors(processors: Sequence[LogitsProcessor], input_type: Tenso
         input_type: of the pipeline's input; ``None``: that of the first processor, if it takes only one.
 
     Raises:
-        LegalizationError: no processors, an input type that cannot be inferred or is not taken, or a processor that
+        LegalizationError: no processors, an input type that cannot be inferred or is not accepted, or a processor that
             returns no steps, or steps of another type.
     """
     if not processors:

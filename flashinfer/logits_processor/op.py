@@ -1,4 +1,4 @@
-"""Steps of a pipeline, which processors are turned into."""
+"""Steps of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .types import TaggedTensor, TensorType
 
 
 class Op:
-    """One step: takes a tensor of type ``IN`` and returns one of type ``OUT``.
+    """One step from a tensor of type ``IN`` to one of type ``OUT``.
 
     A subclass defines ``IN``, ``OUT`` and either :meth:`run`, from tensor to tensor, or ``__call__``, from
     :class:`TaggedTensor` to :class:`TaggedTensor`.
@@ -43,33 +43,38 @@ class Op:
             ValueError: a tensor of another type than ``IN``.
         """
         if tensor.type != self.IN:
-            raise ValueError(f"{self.name}: got a tensor of {tensor.type.name}, wanted {self.IN.name}")
+            raise step_error(self, "tensor", tensor.type.name, self.IN.name)
         return TaggedTensor(self.run(tensor.data, runtime), self.OUT)
 
     def __repr__(self) -> str:
         return self.name
 
 
+def step_error(op: Op, name: str, got: object, wanted: object) -> ValueError:
+    """Return the error for a parameter of a step. It names the step instead of the called function."""
+    return ValueError(f"{op.name}: {name}: got {got}, wanted {wanted}")
+
+
 class ParameterizedOp(Op):
-    """A step with parameters. A call gives them, or else the constructor."""
+    """A step with parameters from the call or from the constructor."""
 
     def parameter(self, name: str, runtime: dict[str, Any]) -> Any:
-        """Return a parameter of this call, of any name: a number or a tensor.
+        """Return a parameter of this call: a number or a tensor.
 
         Raises:
-            ValueError: it is missing, is neither a number nor a tensor, or is out of the range that a builtin
-                parameter has.
+            ValueError: it is missing, is neither a number nor a tensor, or is outside of the range of a builtin
+                parameter.
         """
         value = runtime.get(name, self.params.get(name))
         if value is None:
-            raise ValueError(f"{self.name}: needs the parameter {name}")
+            raise step_error(self, name, None, "a number or a tensor")
         if isinstance(value, torch.Tensor):
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{self.name}: {name}: got {type(value).__name__}, wanted a number or a tensor")
+            raise step_error(self, name, type(value).__name__, "a number or a tensor")
         wanted, fits = _RANGES.get(name, ("a number", lambda x: True))
         if not fits(value):
-            raise ValueError(f"{self.name}: {name}: got {value}, wanted {wanted}")
+            raise step_error(self, name, value, wanted)
         return value
 
 

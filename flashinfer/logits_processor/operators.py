@@ -1,4 +1,4 @@
-"""Steps on logits and probabilities, and several of them as one function of :mod:`flashinfer.sampling`."""
+"""Steps on logits and probabilities. Some are several steps in one function of :mod:`flashinfer.sampling`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 
 from .. import sampling
 from .._sampling.draws import Draws, draw
-from .op import Op, ParameterizedOp
+from .op import Op, ParameterizedOp, step_error
 from .types import TensorType
 
 
 def _draws(op: Op, runtime: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that all functions that draw take."""
-    given = {name: runtime.get(name) for name in ("indices", "generator", "seed", "offset", "slot")}
-    return given | {"deterministic": op.params.get("deterministic", True)}
+    """Return the arguments that all functions with draws share."""
+    arguments = {name: runtime.get(name) for name in ("indices", "generator", "seed", "offset", "slot")}
+    return arguments | {"deterministic": op.params.get("deterministic", True)}
 
 
 def _of_rows(op: Op, name: str, number: Any, like: torch.Tensor) -> Any:
-    """Return a number or a tensor that has one number for each row.
+    """Return a number, or a tensor with one number for each row.
 
     Raises:
         ValueError: a tensor of another shape, or on another device.
@@ -27,22 +27,20 @@ def _of_rows(op: Op, name: str, number: Any, like: torch.Tensor) -> Any:
     if not isinstance(number, torch.Tensor) or number.dim() == 0:
         return number
     if number.shape != like.shape[:1]:
-        raise ValueError(
-            f"{op.name}: {name}: got shape {list(number.shape)}, wanted [{like.shape[0]}], one for each row"
-        )
+        raise step_error(op, name, f"shape {list(number.shape)}", f"[{like.shape[0]}], one for each row")
     if number.device != like.device:
-        raise ValueError(f"{op.name}: {name}: got one on {number.device}, wanted the input's device, {like.device}")
+        raise step_error(op, name, f"one on {number.device}", f"the input's device, {like.device}")
     return number
 
 
 def _column(op: ParameterizedOp, name: str, runtime: dict[str, Any], like: torch.Tensor) -> Any:
-    """Return a parameter of a call in a form that divides or multiplies rows of ``like``."""
+    """Return a parameter of a call, broadcast along the rows of ``like``."""
     number = _of_rows(op, name, op.parameter(name, runtime), like)
     return number.to(like.dtype).unsqueeze(-1) if isinstance(number, torch.Tensor) and number.dim() == 1 else number
 
 
 class TemperatureOp(ParameterizedOp):
-    """``logits / temperature``."""
+    """Division of logits by ``temperature``."""
 
     IN, OUT = TensorType.LOGITS, TensorType.LOGITS
 
@@ -51,7 +49,7 @@ class TemperatureOp(ParameterizedOp):
 
 
 class SoftmaxOp(Op):
-    """:func:`flashinfer.sampling.softmax`."""
+    """Step with :func:`flashinfer.sampling.softmax`."""
 
     IN, OUT = TensorType.LOGITS, TensorType.PROBS
 
@@ -60,7 +58,7 @@ class SoftmaxOp(Op):
 
 
 class ProbsTopKOp(ParameterizedOp):
-    """:func:`flashinfer.sampling.top_k_renorm_probs`."""
+    """Step with :func:`flashinfer.sampling.top_k_renorm_probs`."""
 
     IN, OUT = TensorType.PROBS, TensorType.PROBS
 
@@ -69,7 +67,7 @@ class ProbsTopKOp(ParameterizedOp):
 
 
 class LogitsTopKOp(ParameterizedOp):
-    """:func:`flashinfer.sampling.top_k_mask_logits`."""
+    """Step with :func:`flashinfer.sampling.top_k_mask_logits`."""
 
     IN, OUT = TensorType.LOGITS, TensorType.LOGITS
 
@@ -78,7 +76,7 @@ class LogitsTopKOp(ParameterizedOp):
 
 
 class TopPOp(ParameterizedOp):
-    """:func:`flashinfer.sampling.top_p_renorm_probs`."""
+    """Step with :func:`flashinfer.sampling.top_p_renorm_probs`."""
 
     IN, OUT = TensorType.PROBS, TensorType.PROBS
 
@@ -93,12 +91,12 @@ class MinPOp(ParameterizedOp):
 
     def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
         least = tensor.amax(dim=-1, keepdim=True) * _column(self, "min_p", runtime, tensor)
-        kept = torch.where(tensor >= least, tensor, 0)
-        return kept / kept.sum(dim=-1, keepdim=True)
+        filtered = torch.where(tensor >= least, tensor, 0)
+        return filtered / filtered.sum(dim=-1, keepdim=True)
 
 
 class ProbsSampleOp(Op):
-    """:func:`flashinfer.sampling.sampling_from_probs`."""
+    """Step with :func:`flashinfer.sampling.sampling_from_probs`."""
 
     IN, OUT = TensorType.PROBS, TensorType.INDICES
 
@@ -107,7 +105,7 @@ class ProbsSampleOp(Op):
 
 
 class LogitsSampleOp(Op):
-    """:func:`flashinfer.sampling.sampling_from_logits`."""
+    """Step with :func:`flashinfer.sampling.sampling_from_logits`."""
 
     IN, OUT = TensorType.LOGITS, TensorType.INDICES
 
@@ -116,7 +114,7 @@ class LogitsSampleOp(Op):
 
 
 class FusedTemperatureSoftmaxOp(ParameterizedOp):
-    """Temperature and softmax: one read of the logits."""
+    """Temperature and softmax in one read of the logits."""
 
     IN, OUT = TensorType.LOGITS, TensorType.PROBS
 
@@ -125,7 +123,7 @@ class FusedTemperatureSoftmaxOp(ParameterizedOp):
 
 
 class FusedProbsTopKSampleOp(ParameterizedOp):
-    """:func:`flashinfer.sampling.top_k_sampling_from_probs`."""
+    """Step with :func:`flashinfer.sampling.top_k_sampling_from_probs`."""
 
     IN, OUT = TensorType.PROBS, TensorType.INDICES
 
@@ -135,7 +133,7 @@ class FusedProbsTopKSampleOp(ParameterizedOp):
 
 
 class FusedProbsTopPSampleOp(ParameterizedOp):
-    """:func:`flashinfer.sampling.top_p_sampling_from_probs`."""
+    """Step with :func:`flashinfer.sampling.top_p_sampling_from_probs`."""
 
     IN, OUT = TensorType.PROBS, TensorType.INDICES
 
@@ -145,7 +143,7 @@ class FusedProbsTopPSampleOp(ParameterizedOp):
 
 
 class FusedProbsMinPSampleOp(ParameterizedOp):
-    """:func:`flashinfer.sampling.min_p_sampling_from_probs`."""
+    """Step with :func:`flashinfer.sampling.min_p_sampling_from_probs`."""
 
     IN, OUT = TensorType.PROBS, TensorType.INDICES
 
@@ -155,7 +153,7 @@ class FusedProbsMinPSampleOp(ParameterizedOp):
 
 
 class FusedProbsTopKTopPSampleOp(ParameterizedOp):
-    """:func:`flashinfer.sampling.top_k_top_p_sampling_from_probs`, both filters of the same probabilities."""
+    """Step with :func:`flashinfer.sampling.top_k_top_p_sampling_from_probs`, joint filters of the same probabilities."""
 
     IN, OUT = TensorType.PROBS, TensorType.INDICES
 
@@ -167,9 +165,9 @@ class FusedProbsTopKTopPSampleOp(ParameterizedOp):
 
 
 class FusedSoftmaxFilterSampleOp(ParameterizedOp):
-    """Softmax, with a temperature or without, filters named by ``filters``, and a draw: one read of the logits.
+    """Softmax with or without temperature, the filters named by ``filters``, and a draw in one read of the logits.
 
-    With ``masks`` the logits are masked by ``top_k`` before the softmax, as :class:`LogitsTopKOp` does it.
+    With ``masks`` the logits are masked by ``top_k`` before the softmax, like :class:`LogitsTopKOp`.
     """
 
     IN, OUT = TensorType.LOGITS, TensorType.INDICES
@@ -177,16 +175,16 @@ class FusedSoftmaxFilterSampleOp(ParameterizedOp):
     def run(self, tensor: torch.Tensor, runtime: dict[str, Any]) -> torch.Tensor:
         masks = self.params.get("masks", False)
         numbers = {name: self.parameter(name, runtime) for name in self.params["filters"]}
-        given = _draws(self, runtime)
-        if isinstance(given["indices"], torch.Tensor):  # what else is given the draw refuses
-            # What is done before the draw is done by rows, also where there are as many draws as rows.
-            rows = given["indices"].long().clamp(0, tensor.shape[0] - 1)
+        arguments = _draws(self, runtime)
+        if isinstance(arguments["indices"], torch.Tensor):  # the draw rejects other types
+            # Steps before the draw work on rows, even if there are as many draws as rows.
+            rows = arguments["indices"].long().clamp(0, tensor.shape[0] - 1)
             for name in ("temperature", "top_k") if masks else ("temperature",):
                 number = _of_rows(self, name, numbers.get(name), tensor)
                 if isinstance(number, torch.Tensor) and number.dim() == 1:
                     numbers[name] = number[rows]
-        del given["deterministic"]
-        draws = Draws(check_nan=False, **given)
+        del arguments["deterministic"]
+        draws = Draws(check_nan=False, **arguments)
         return draw(  # type: ignore[return-value]
             self.name, "logits", tensor, draws, top_k_first=masks, **numbers
         )

@@ -1,4 +1,4 @@
-"""Pipelines of processors, compiled into as few steps as the library has functions for."""
+"""Pipelines of processors, compiled into as few steps as the library's functions allow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._ops.errors import type_error, value_error
 from .compiler import compile_pipeline
 from .fusion_rules import FusionRule
 from .legalization import infer_initial_type, legalize_processors
@@ -18,19 +19,19 @@ from .validators import ValidityCheck
 
 
 class LogitsPipe:
-    """Processors in a row, for example ``LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])``.
+    """A chain of processors, for example ``LogitsPipe([Temperature(), Softmax(), TopP(), Sample()])``.
 
     Args:
         processors: at least one.
-        compile: fuse steps at once; else :meth:`compile` does, and until then each runs by itself.
-        input_type: of what the pipe is called with; needed where the first processor takes logits and probabilities.
-        custom_fusion_rules, custom_validity_checks: besides those of all pipelines.
+        compile: fuse steps at once. Otherwise each step runs by itself until :meth:`compile`.
+        input_type: type of the input; required if the first processor accepts logits and probabilities.
+        custom_fusion_rules, custom_validity_checks: in addition to those of all pipelines.
 
     Raises:
-        ValueError: processors that make no pipeline.
+        ValueError: processors that form no pipeline.
 
-    ``processors``, ``ops`` (a step or more for each), ``compiled_ops`` (``None`` until compiled) and ``initial_type``
-    are attributes.
+    ``processors``, ``ops`` (one or more for each), ``compiled_ops`` (``None`` until compiled) and ``initial_type`` are
+    attributes.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class LogitsPipe:
         custom_fusion_rules: Sequence[FusionRule] | None = None,
         custom_validity_checks: Sequence[ValidityCheck] | None = None,
     ) -> None:
-        """Fuse the steps. Rules and checks given here replace those of the constructor.
+        """Fuse the steps. Rules and checks replace those of the constructor.
 
         Raises:
-            CompileError: the steps make no pipeline.
+            CompileError: the steps form no pipeline.
         """
         if custom_fusion_rules is not None:
             self.custom_fusion_rules = custom_fusion_rules
@@ -78,7 +79,7 @@ class LogitsPipe:
         """
         tensor = x if isinstance(x, TaggedTensor) else TaggedTensor(x, self.initial_type)
         if tensor.type != self.initial_type:
-            raise ValueError(f"got a tensor of {tensor.type.name}, wanted {self.initial_type.name}")
+            raise value_error("LogitsPipe", "x", tensor.type.name, self.initial_type.name)
         ops = self.compiled_ops
         if ops is None:
             warnings.warn("this LogitsPipe is not compiled: its steps run one by one", UserWarning, stacklevel=2)
@@ -87,7 +88,7 @@ class LogitsPipe:
             try:
                 tensor = op(tensor, **runtime)
                 if not isinstance(tensor, TaggedTensor):
-                    raise TypeError(f"got {type(tensor).__name__}, wanted a TaggedTensor of {op.OUT.name}")
+                    raise type_error(op.name, "result", type(tensor).__name__, f"a TaggedTensor of {op.OUT.name}")
             except (TypeError, ValueError, IndexError) as err:
                 raise ValueError(f"Error executing operator {number} ({op.name}): {err}") from err
         return tensor.data

@@ -1,4 +1,4 @@
-"""Processors, from which a pipeline is written. Each becomes steps once the type of its input is known."""
+"""Processors of a pipeline. Each becomes steps for the type of its input."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .types import TensorType
 class LogitsProcessor(ABC):
     """A part of a pipeline: :meth:`legalize` returns its steps for the type of its input.
 
-    ``INPUTS`` lists the types that it takes. ``None``, the default: every type for which ``legalize`` returns steps
-    and raises no ``ValueError`` (a ``LegalizationError`` is one).
+    ``INPUTS`` lists the types that it accepts. ``None``, the default, means every type for which ``legalize`` returns
+    steps and raises no ``ValueError`` (such as ``LegalizationError``).
     """
 
     INPUTS: ClassVar[tuple[TensorType, ...] | None] = None
@@ -64,8 +64,10 @@ class Softmax(LogitsProcessor):
 
 
 class TopK(LogitsProcessor):
-    """Keep the ``top_k`` largest, a parameter of the call. With ``joint_topk_topp`` the TopP after it
-    filters the input of this one."""
+    """Keep the ``top_k`` largest, a parameter of the call.
+
+    With ``joint_topk_topp`` a following TopP filters the input of this processor.
+    """
 
     INPUTS = (TensorType.LOGITS, TensorType.PROBS)
 
@@ -101,7 +103,7 @@ class MinP(LogitsProcessor):
 
 
 class Sample(LogitsProcessor):
-    """Draw a token of each row; the call may give ``indices``, ``generator``, ``seed``, ``offset`` and ``slot``."""
+    """Draw a token of each row. ``indices``, ``generator``, ``seed``, ``offset`` and ``slot`` are optional parameters."""
 
     INPUTS = (TensorType.LOGITS, TensorType.PROBS)
 

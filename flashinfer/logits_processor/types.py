@@ -1,4 +1,4 @@
-"""What flows through a pipeline: a tensor, and what its numbers are."""
+"""Values in a pipeline: a tensor and the type of its numbers."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ def _bare(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class TaggedTensor:
-    """A tensor that knows what it holds. Functions of torch take it for the tensor itself."""
+    """A tensor with the type of its numbers. torch's functions use it like the tensor itself."""
 
     data: torch.Tensor
     type: TensorType
 
     @classmethod
     def logits(cls, data: torch.Tensor) -> TaggedTensor:
-        """Logits, ``[batch_size, vocab_size]``."""
+        """Return a tensor of logits, ``[batch_size, vocab_size]``."""
         return cls(data, TensorType.LOGITS)
 
     @classmethod
     def probs(cls, data: torch.Tensor) -> TaggedTensor:
-        """Probabilities, ``[batch_size, vocab_size]``."""
+        """Return a tensor of probabilities, ``[batch_size, vocab_size]``."""
         return cls(data, TensorType.PROBS)
 
     @classmethod
     def indices(cls, data: torch.Tensor) -> TaggedTensor:
-        """Tokens, ``[num_outputs]``."""
+        """Return a tensor of tokens, ``[num_outputs]``."""
         return cls(data, TensorType.INDICES)
 
     @property
     def shape(self) -> torch.Size:
-        """The tensor's."""
+        """Shape of the tensor."""
         return self.data.shape
 
     @property
     def device(self) -> torch.device:
-        """The tensor's."""
+        """Device of the tensor."""
         return self.data.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The tensor's."""
+        """Dtype of the tensor."""
         return self.data.dtype
 
     def size(self, dim: int | None = None) -> Any:
-        """The tensor's."""
+        """Return the tensor's size."""
         return self.data.size() if dim is None else self.data.size(dim)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""FlashInfer's address of functions that it has in Triton too: here they are this library's own kernels."""
+"""FlashInfer's address of functions that it also has in Triton. They are this library's own kernels."""
 
 from __future__ import annotations
 

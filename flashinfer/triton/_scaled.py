@@ -1,27 +1,28 @@
-"""Results multiplied by a scale and rounded to a dtype, as functions with scales write them."""
+"""Multiplication of results by a scale, and rounding to a dtype."""
 
 from __future__ import annotations
 
 import torch
 
 from .._ops.dtypes import FP8
+from .._ops.errors import value_error
 
 _CLAMPED = (*FP8, torch.float16)
 
 
 def check_scale(function: str, name: str, scale: torch.Tensor | None) -> None:
-    """One number, or none."""
+    """Check that a scale is ``None`` or has one element."""
     if scale is not None and scale.numel() != 1:
-        raise ValueError(f"{function}: {name}: got {scale.numel()} elements, wanted 1")
+        raise value_error(function, name, f"{scale.numel()} elements", 1)
 
 
 def times(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """``x * scale`` in float32."""
+    """Return ``x * scale`` in float32."""
     return x.float() if scale is None else x.float() * scale.float().reshape(())
 
 
 def rounded(x: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """``x * scale`` as ``dtype``, at most its largest number where it has few bits."""
+    """Return ``x * scale`` as ``dtype``. float16 and fp8 saturate."""
     scaled = times(x, scale)
     if scale is not None and dtype in _CLAMPED:
         most = torch.finfo(dtype).max

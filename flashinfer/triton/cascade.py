@@ -1,4 +1,4 @@
-"""Merging of attention states at FlashInfer's second address: the functions of :mod:`flashinfer.cascade`."""
+"""Merging of attention states at FlashInfer's second address. The functions are those of :mod:`flashinfer.cascade`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""RMSNorm with scales of eight-bit inputs and outputs; without scales :mod:`flashinfer.norm`."""
+"""RMSNorm with scales of eight-bit inputs and outputs. Without scales it is :mod:`flashinfer.norm`."""
 
 from __future__ import annotations
 
 import torch
 
 from .. import norm
+from .._ops.bind import bind
 from ._scaled import check_scale, rounded, times
 
 __all__ = ["rms_norm", "rms_norm_add_residual"]
@@ -18,7 +19,7 @@ def rms_norm(
     in_scale: torch.Tensor | None = None,
     out_scale: torch.Tensor | None = None,
 ) -> None:
-    """``out = rmsnorm(x * in_scale, weight) * out_scale`` along the last dimension, computed in float32.
+    """Write ``out = rmsnorm(x * in_scale, weight) * out_scale`` along the last dimension, computed in float32.
 
     Args:
         x: ``[..., hidden_size]``.
@@ -28,7 +29,7 @@ def rms_norm(
         in_scale, out_scale: one number each, on the device of ``x``; ``None`` is 1.
 
     Raises:
-        ValueError: shapes that do not fit, or scales of several numbers.
+        ValueError: invalid shapes, or scales of several numbers.
 
     Source: Zhang, Sennrich: Root Mean Square Layer Normalization, 2019.
     """
@@ -50,13 +51,13 @@ def rms_norm_add_residual(
     x_in_scale: torch.Tensor | None = None,
     x_out_scale: torch.Tensor | None = None,
 ) -> None:
-    """``residual += x * x_in_scale``, then ``x_out = rmsnorm(residual, weight) * x_out_scale``.
+    """Compute ``residual += x * x_in_scale``, then ``x_out = rmsnorm(residual, weight) * x_out_scale``.
 
     Args:
-        x: ``[..., hidden_size]``; overwritten where ``x_out`` is not given.
-        residual: of the same shape, overwritten with the sum, which is normalised before it is rounded.
+        x: ``[..., hidden_size]``; overwritten without ``x_out``.
+        residual: same shape, overwritten with the sum. The sum is normalised before it is rounded.
         weight, eps: as for :func:`rms_norm`.
-        x_out: of the same shape and any dtype, written in the place of ``x``.
+        x_out: same shape and any dtype, written instead of ``x``.
         x_in_scale, x_out_scale: as ``in_scale`` and ``out_scale`` of :func:`rms_norm`.
 
     Raises:
@@ -80,8 +81,5 @@ def _normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
 
 
 def _check_shapes(function: str, x: torch.Tensor, weight: torch.Tensor, **same: torch.Tensor) -> None:
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(f"{function}: weight: got shape {list(weight.shape)}, wanted {list(x.shape[-1:])}")
-    for name, tensor in same.items():
-        if tensor.shape != x.shape:
-            raise ValueError(f"{function}: {name}: got shape {list(tensor.shape)}, wanted {list(x.shape)}")
+    shape = tuple(x.shape)
+    bind(function, **{"x": (x, None), "weight": (weight, shape[-1:]), **{k: (t, shape) for k, t in same.items()}})

@@ -1,13 +1,16 @@
-"""Products that add to what they write, under the names of FlashInfer's kernels for a part of the SMs.
+"""Products that accumulate into their output, under the names of FlashInfer's kernels for a part of the SMs.
 
-``num_sms`` is accepted and checked. Kernels here take the SMs that they get: to leave some of them to others is for the
-caller's streams and green contexts.
+``num_sms`` is accepted and checked. Kernels here use all free SMs. Callers can reserve SMs with streams and green
+contexts.
 """
 
 from __future__ import annotations
 
 import torch
 
+from .._ops.bind import bind
+from .._ops.errors import value_error
+from .._ops.numbers import positive
 from ..gemm import bmm_fp8, mm_bf16
 
 __all__ = ["gemm", "gemm_descriptor_persistent", "gemm_persistent"]
@@ -23,21 +26,21 @@ def gemm(
     beta: float = 0.0,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``alpha * (a @ b) + beta * c``, computed in float32 and rounded once.
+    """Compute ``alpha * (a @ b) + beta * c`` in float32 and round once.
 
     Args:
         a: ``[m, k]``: float32, float16, bfloat16 or float8_e4m3fn, of any strides.
         b: ``[k, n]``, of the same dtype and any strides.
-        c: ``[m, n]`` to be written; not read where ``beta`` is 0. Made where not given.
-        out_dtype: of the result where ``c`` is not given; by default that of ``a``, of eight bits bfloat16.
+        c: ``[m, n]``, written; not read if ``beta`` is 0. Allocated by default.
+        out_dtype: dtype of the result without ``c``; by default that of ``a``, and bfloat16 for eight bits.
 
     Returns:
-        ``[m, n]``, ``c`` where it was given.
+        ``[m, n]``; ``c`` itself if it is passed.
 
     Raises:
-        ValueError: shapes that do not fit, or ``beta`` without ``c``.
-        TypeError: dtypes that do not fit.
-        GradientError: a tensor wants a gradient; there is none.
+        ValueError: invalid shapes, or ``beta`` without ``c``.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient; there is none.
     """
     return _product("gemm", a, b, c, alpha, beta, out_dtype)
 
@@ -51,7 +54,7 @@ def gemm_persistent(
     out_dtype: torch.dtype | None = None,
     num_sms: int | None = None,
 ) -> torch.Tensor:
-    """:func:`gemm`; ``num_sms``, 1 or more, changes nothing."""
+    """Call :func:`gemm`; ``num_sms``, 1 or more, has no effect."""
     _check_sms("gemm_persistent", num_sms)
     return _product("gemm_persistent", a, b, c, alpha, beta, out_dtype)
 
@@ -66,16 +69,15 @@ def gemm_descriptor_persistent(
     num_sms: int | None = None,
     EPILOGUE_SUBTILE: bool = False,
 ) -> torch.Tensor:
-    """:func:`gemm` of ``b`` as ``[n, k]``; ``num_sms``, 1 or more, and ``EPILOGUE_SUBTILE`` change nothing."""
+    """Call :func:`gemm` with ``b`` as ``[n, k]``; ``num_sms``, 1 or more, and ``EPILOGUE_SUBTILE`` have no effect."""
     _check_sms("gemm_descriptor_persistent", num_sms)
-    if b.dim() != 2:
-        raise ValueError(f"gemm_descriptor_persistent: b: got {b.dim()} dimensions, wanted 2")
+    bind("gemm_descriptor_persistent", b=(b, "_ _"))
     return _product("gemm_descriptor_persistent", a, b.t(), c, alpha, beta, out_dtype)
 
 
 def _check_sms(function: str, num_sms: int | None) -> None:
-    if num_sms is not None and num_sms < 1:
-        raise ValueError(f"{function}: num_sms: got {num_sms}, wanted 1 or more")
+    if num_sms is not None:
+        positive(function, "num_sms", num_sms)
 
 
 def _product(
@@ -87,15 +89,9 @@ def _product(
     beta: float,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(f"{function}: got shapes {list(a.shape)} and {list(b.shape)}, wanted [m, k] and [k, n]")
-    if a.dtype != b.dtype:
-        raise TypeError(f"{function}: b: got {b.dtype}, wanted {a.dtype}")
-    shape = (a.shape[0], b.shape[1])
-    if c is not None and c.shape != shape:
-        raise ValueError(f"{function}: c: got shape {list(c.shape)}, wanted {list(shape)}")
+    bind(function, a=(a, "m k"), b=(b, "k n", "a"), c=(c, "?m n"))
     if c is None and beta != 0:
-        raise ValueError(f"{function}: beta: got {beta} without c, wanted 0")
+        raise value_error(function, "beta", f"{beta} without c", 0)
     rows, matrix = a.contiguous(), b if 1 in b.stride() else b.contiguous()
     if a.dtype == _FP8:
         one = torch.ones(1, device=a.device)

@@ -356,7 +356,7 @@ def test_what_is_refused(device):
     refused(TypeError, "wanted torch.float8_e4m3fn for block", use_fp8_block_scaling=True)
     refused(
         ValueError,
-        r"quant_scales\[0\]: got shape",
+        r"quant_scales\[0\]: got 2 dimensions",
         (3, eight[0]),
         (4, eight[1]),
         (6, [scales, scales]),

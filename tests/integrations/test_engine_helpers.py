@@ -105,8 +105,12 @@ def test_buckets_stand_for_every_number_of_tokens():
         buckets = get_hybrid_num_tokens_buckets(most)
         assert list(buckets) == sorted({*buckets}) and buckets[0] == 1 and buckets[-1] == most
         assert all(b <= 2 * a for a, b in pairwise(buckets))
-    for bad in ((0,), (4, 5), (4, 0)):
-        with pytest.raises(ValueError, match="get_hybrid_num_tokens_buckets: got min_num_tokens"):
+    for bad, text in (
+        ((0,), "max_num_tokens: got 0"),
+        ((4, 5), "max_num_tokens: got 4"),
+        ((4, 0), "min_num_tokens: got 0"),
+    ):
+        with pytest.raises(ValueError, match=f"get_hybrid_num_tokens_buckets: {text}"):
             get_hybrid_num_tokens_buckets(*bad)
 
 
@@ -245,6 +249,6 @@ def test_names_of_gated_delta_nets_kernels(device):
     )
     want, _ = other(q, k, v, copy, indices, A_log, a, dt_bias, b, disable_state_update=True)
     assert out.equal(want) and pool.equal(copy) and steps.any()
-    for text, wrong in (("softplus_beta 2.0", dict(softplus_beta=2.0)), ("q: got None", dict(q=None))):
+    for text, wrong in (("softplus_beta: got 2.0", dict(softplus_beta=2.0)), ("q: got None", dict(q=None))):
         with pytest.raises(ValueError, match=f"gated_delta_rule_mtp: .*{text}"):
             gated_delta_rule_mtp(**{**given, **wrong})

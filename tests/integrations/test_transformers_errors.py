@@ -53,7 +53,7 @@ def test_what_is_not_supported(options, kind, message, device):
 
 
 def test_float32_on_cuda_and_other_devices():
-    with pytest.raises(ValueError, match="fi_attention: got a model on meta, wanted one of cpu, cuda"):
+    with pytest.raises(ValueError, match="fi_attention: query: got a tensor on meta, wanted one on cpu, cuda"):
         attend("meta")
     if torch.cuda.is_available():
         with pytest.raises(TypeError, match=r"got torch.float32 on cuda, wanted one of torch.float16, torch.bfloat16"):

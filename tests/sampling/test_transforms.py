@@ -72,7 +72,9 @@ def test_slots_of_pages(page_size, given, device):
         page_size=page_size, **options,
     )  # fmt: skip
     if given == "starts" and page_size > 1:
-        with pytest.raises(ValueError, match="page_table_row_starts: got None, wanted entries in addition to row_starts"):
+        with pytest.raises(
+            ValueError, match="page_table_row_starts: got None, wanted entries in addition to row_starts"
+        ):
             call()
         return
     out, raw = (torch.full((rows, k), 77, dtype=torch.int32, device=device) for _ in range(2))
@@ -117,11 +119,15 @@ def test_mistakes():
         (ValueError, lambda: paged(scores, table, lengths, 3, out=table[:, :3]), "out: got strides"),
         (ValueError, lambda: paged(scores, table, lengths, 3, out=table[:, :4]), "out: got shape"),
         (TypeError, lambda: paged(scores, table, lengths, 3, out=scores[:, :3]), "out: got torch.float32"),
-        (ValueError, lambda: paged(scores, table, lengths, 50, out=table), "out: got a tensor that overlaps another tensor"),
+        (
+            ValueError,
+            lambda: paged(scores, table, lengths, 50, out=table),
+            "out: got a tensor that overlaps another tensor",
+        ),
         (
             ValueError,
             lambda: paged(scores, table, lengths, 50, out=(o := table.clone()), out_raw_indices=o),
-            "out_raw_indices: overlaps another tensor",
+            "out_raw_indices: got a tensor that overlaps another tensor",
         ),
         (TypeError, lambda: ragged(scores, lengths.half(), lengths, 3), "offsets: got torch.float16"),
         (ValueError, lambda: ragged(scores, lengths, lengths, 3, row_starts=lengths[:1]), "row_starts: got 1 rows"),
