@@ -100,7 +100,7 @@ def test_prefill_refuses(device):
         (dict(g=1.0), "g: got float, wanted Tensor"),
         (dict(beta=1.0), "beta: got float, wanted Tensor"),
         (dict(output=out.half()), "output: got torch.float16, wanted torch.float32"),
-        (dict(output_state=state.int()), "output_state: got torch.int32, wanted torch.float32 or torch.float16"),
+        (dict(output_state=state.int()), "output_state: got torch.int32, wanted torch.float32, torch.float16"),
     ):
         with pytest.raises(TypeError, match=f"^chunk_gated_delta_rule: {text}"):
             flashinfer.chunk_gated_delta_rule(
