@@ -1,8 +1,8 @@
-"""Attention beside torch's own, in one run: prefill in FLOP/s, paged decode in bytes of the cache a second.
+"""Compare attention with torch's in one run: prefill in FLOP/s, paged decode in bytes of the cache per second.
 
-FLOPs are 4 * queries * keys * heads * head_dim, halved when causal. Torch's side gets contiguous keys in the layout it
-likes best, never pages. `vs_torch` is torch's time over ours. On a CPU the two take turns and the fastest of each
-counts: other processes only ever add time.
+FLOPs are 4 * queries * keys * heads * head_dim, halved when causal. Torch reads contiguous keys in its fastest layout,
+never pages. `vs_torch` is torch's time over ours. On a CPU calls alternate and the fastest of each counts, because other
+processes only add time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashinfer
 
-# name, query length, key length, query heads, key heads, head_dim, causal, what else
+# name, query length, key length, query heads, key heads, head_dim, causal, other options
 PREFILL = {
     "cpu": [
         ("prefill", 1024, 1024, 8, 8, 128, False, {}),
@@ -59,7 +59,7 @@ DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 
 
 def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    """Torch's kernels of the same generation: flash attention on CUDA, what it has on a CPU."""
+    """Return torch's kernels of the same generation: flash attention on CUDA, its only ones on a CPU."""
     gqa = q.shape[1] != k.shape[1]
     if q.device.type == "cpu":
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
@@ -68,7 +68,7 @@ def torch_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
 
 
 def both(ours: Call, torchs: Call, sets: int, device: str, budget: float = 2.0) -> tuple[float, float]:
-    """Seconds of a call of each."""
+    """Return the seconds of a call of each."""
     if device != "cpu":
         return seconds(ours, sets, device), seconds(torchs, sets, device)
     best, end, number = [float("inf")] * 2, time.perf_counter() + budget, 0
@@ -120,7 +120,7 @@ def decode(case: tuple, name: str, device: str, report: Report) -> None:  # type
         qo_heads, kv_heads, dim, page_size, q_data_type=dtype,
     )  # fmt: skip
     equal = min(lengths) == max(lengths)
-    # Flash attention takes no mask: on CUDA torch gets as many requests of the mean length.
+    # Flash attention takes no mask: on CUDA torch gets the same number of requests with the mean length.
     keys = max(lengths) if equal or device == "cpu" else sum(lengths) // batch
     padded = torch.randn(2, batch, kv_heads, keys, dim, device=device, dtype=dtype)
     mask = torch.arange(keys, device=device) < torch.tensor(lengths, device=device)[:, None, None, None]

@@ -1,10 +1,10 @@
-"""The backward pass of attention beside that of torch's own, in one run, without forward passes.
+"""Compare the backward pass of attention with torch's in one run, without forward passes.
 
-FLOPs are those of five products: 10 * queries * keys * heads * head_dim, halved when causal. Torch's side gets the layout
-it likes best. `vs_torch` is torch's time over ours. On a CPU the two take turns and the fastest of each counts. On CUDA
-some calls in a row of ours, of torch's flash backend and of its cuDNN backend take turns, and the median of each counts:
-of operators without autograd, but for cuDNN's, which is slower by that where it takes less than 0.2 ms. Where cuDNN
-refuses, its columns are missing. `composition_ms` is what the same takes as a composition of torch's functions.
+FLOPs are those of five products: 10 * queries * keys * heads * head_dim, halved when causal. Torch has its fastest layout.
+`vs_torch` is torch's time over ours. On a CPU calls alternate and the fastest of each counts. On CUDA short runs of ours,
+of torch's flash backend and of its cuDNN backend alternate, and the median of each counts. These are operators without
+autograd, except cuDNN's, which is slower for it below 0.2 ms. Columns of cuDNN are missing if it refuses the shape.
+`composition_ms` is the time of a composition of torch's functions.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def by_operators(leaves: list[torch.Tensor], theirs: list[torch.Tensor], grad: t
 
 
 def by_cudnn(theirs: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> Callable[[], object] | None:
-    """Torch's cuDNN backend, or ``None`` where it refuses these shapes."""
+    """Return torch's cuDNN backend, or ``None`` if it refuses these shapes."""
     their_grad = grad.transpose(0, 1)[None].contiguous()
     try:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -80,7 +80,7 @@ def by_cudnn(theirs: list[torch.Tensor], grad: torch.Tensor, causal: bool) -> Ca
 
 
 def in_a_row(calls: dict[str, Callable[[], object]], flops: int) -> dict[str, float]:
-    """Median seconds of calls that take turns, each some times in a row, so that the host's part is hidden."""
+    """Return median seconds of alternating calls, several at a time to hide host time."""
     count = max(1, min(20, int(2e12 / flops)))
 
     def repeated(call: Callable[[], object]) -> Callable[[], object]:

@@ -1,9 +1,9 @@
-"""Ways to compute attention of a batch, in one run: a loop, the batch as heads, one block-diagonal mask, the ragged wrapper.
+"""Compare ways to compute a batch's attention: a loop, the batch as heads, one block-diagonal mask, the ragged wrapper.
 
-Every request has queries over as many keys of its own, causal. `eager` is the time of a call as Python makes it, `graph`
-the same captured: a CUDA graph, on a CPU a graph of torch.compile, where ways take turns and the fastest call of each
-counts. `plan` is that of the ragged wrapper's plan(), once
-for each set of lengths, whatever the number of layers. `vs_loop` is the loop's time over a way's, in the same mode.
+Each request has queries over as many keys, causal. `eager` is the time of a Python call. `graph` is the same captured: a
+CUDA graph, or on a CPU a graph of torch.compile. On a CPU ways alternate and the fastest call of each counts. `plan` is
+the ragged wrapper's plan(), once for each set of lengths for all layers. `vs_loop` is the loop's time over a way's, in
+the same mode.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Way = Callable[[], torch.Tensor]
 
 
 def eager(calls: dict[str, Way], device: str) -> dict[str, float]:
-    """Seconds of a call of each from Python, the device's work included."""
+    """Return seconds of a call of each from Python, including the device's work."""
     if device == "cpu":
         return in_turns(calls)
     return {name: wall(call) for name, call in calls.items()}
 
 
 def graphed(calls: dict[str, Way], device: str) -> dict[str, float]:
-    """The same in graphs."""
+    """Return seconds of a call of each in graphs."""
     if device != "cpu":
         return {name: seconds(lambda _, call=call: call(), 1, device) for name, call in calls.items()}  # type: ignore[misc]
     torch._dynamo.reset()
@@ -43,7 +43,7 @@ def graphed(calls: dict[str, Way], device: str) -> dict[str, float]:
 
 
 def in_turns(calls: dict[str, Way], budget: float = 8.0) -> dict[str, float]:
-    """The fastest of each: other processes only ever add time."""
+    """Return the fastest time of each, because other processes only add time."""
     for call in calls.values():
         call()
     best, end = dict.fromkeys(calls, float("inf")), time.perf_counter() + budget
@@ -56,7 +56,7 @@ def in_turns(calls: dict[str, Way], budget: float = 8.0) -> dict[str, float]:
 
 
 def wall(call: Way) -> float:
-    """Median of five calls in a row, waited for."""
+    """Return the median of five synchronised runs."""
     taken: list[float] = []
     for _ in range(60):
         torch.cuda.synchronize()
@@ -71,7 +71,7 @@ def wall(call: Way) -> float:
 def ways(
     lens: list[int], heads: int, kv_heads: int, dim: int, device: str
 ) -> tuple[dict[str, Way], Callable[[], None]]:
-    """Name -> attention of all requests, ``[sum(lens), heads, dim]``; and the plan that the ragged one needs."""
+    """Return attention of all requests by name, ``[sum(lens), heads, dim]``, and the plan of the ragged wrapper."""
     batch, dtype, total = len(lens), DTYPES[device], sum(lens)
     q, k, v = (torch.randn(total, n, dim, device=device).to(dtype) for n in (heads, kv_heads, kv_heads))
     out, ends = torch.empty_like(q), torch.tensor(lens).cumsum(0)
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def plan_us(plan: Callable[[], None], device: str) -> float:
-    """Microseconds of a plan, with the device idle."""
+    """Return microseconds of a plan with an idle device."""
     taken = []
     for _ in range(100):
         if device == "cuda":

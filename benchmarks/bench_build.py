@@ -1,4 +1,4 @@
-"""The build system: cold builds, warm first calls in new processes, import, an AOT run with nothing to do."""
+"""Measure the build system: cold builds, warm first calls in new processes, import, an AOT run with nothing to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""build_aot.py --cluster on this machine: one worker and two, one compiler each, in directories of their own.
+"""Measure build_aot.py --cluster on this machine with one and two workers, one compiler and one directory each.
 
-With ``--sleep SECONDS`` compilers only wait for so long: what is measured then is how modules are given out, on a machine
-that is busy with something else too.
+With ``--sleep SECONDS`` compilers only sleep. This measures the scheduling of modules on a busy machine.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.support.cluster import FAKE, Cluster, environment  # noqa: E402
 
 
 def build(workers: int, families: str, sleep: float) -> tuple[float, int]:
-    """Seconds from the start of the client to its end, with workers that are there already; and how many modules."""
+    """Return the seconds of a client with running workers, and the number of modules."""
     with tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(Path(folder))
         try:

@@ -1,9 +1,9 @@
-"""A compiled decoder layer that decodes: ours beside the same of torch's functions over a gathered cache, in one run.
+"""Compare a compiled decoder layer with the same layer of torch's functions over a gathered cache, in one run.
 
-Both are compiled with fullgraph=True, on CUDA with mode="reduce-overhead". `error` is the largest of a token's, as a
-part of its norm, beside the same layer in eager float32; more than the dtype allows, or a second graph, ends the run.
-`vs_torch` is torch's time over ours. Torch's layer gathers keys and values from the pages in each step; `vs_sdpa` is
-beside a layer that finds them gathered, which a server's cache of pages never is.
+Both are compiled with fullgraph=True, on CUDA with mode="reduce-overhead". `error` is the largest error of a token
+relative to its norm, against the same layer in eager float32. A larger error than the dtype allows, or a second graph,
+ends the run. `vs_torch` is torch's time over ours. Torch's layer gathers keys and values from the pages in each step.
+`vs_sdpa` compares with a layer whose keys are already gathered, which a paged cache never provides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 class Gathered(Torchs):
-    """Torch's layer with keys and values in the order that its attention reads them: a bound, not a server's layer."""
+    """A layer of torch with keys and values in attention's order: a bound, not a server's layer."""
 
     def __init__(self, sizes: Sizes, requests: Requests, device: str, dtype: torch.dtype) -> None:
         super().__init__(sizes, requests, device, dtype)
@@ -49,7 +49,7 @@ def same_weights(layer: DecoderLayer, other: DecoderLayer) -> None:
 
 
 def measured(layer: DecoderLayer, x: torch.Tensor) -> tuple[float, float]:
-    """Seconds of a step, and its error."""
+    """Return the seconds of a step, and its error."""
     want = wanted(layer, x)
     torch._dynamo.reset()
     counters.clear()
@@ -66,7 +66,7 @@ def measured(layer: DecoderLayer, x: torch.Tensor) -> tuple[float, float]:
 
 
 def _cuda_seconds(step: DecoderLayer, x: torch.Tensor, runs: int = 200) -> float:
-    """Median over events around single steps, which are replays already; a layer's weights outgrow the L2."""
+    """Return the median over events around single steps, which are replays. A layer's weights exceed the L2."""
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
     for start, stop in events:
         start.record()
@@ -80,7 +80,7 @@ def _cuda_seconds(step: DecoderLayer, x: torch.Tensor, runs: int = 200) -> float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--small", action="store_true", help="a layer of a small model, for a look at the CPU")
+    parser.add_argument("--small", action="store_true", help="a layer of a small model, for a CPU")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     options = parser.parse_args()
     device = options.device

@@ -1,12 +1,12 @@
-"""The delta rule beside the same chunked rule written in torch, eager and compiled by Inductor, in one run.
+"""Compare the delta rule with the same chunked rule in torch, eager and compiled by Inductor, in one run.
 
-On CUDA, the chunk form beside the recurrent one.
+On CUDA also compare the chunk form with the recurrent one.
 
     python benchmarks/bench_delta_rule.py [--device cpu] [--only NAME] [--json FILE]
 
-One line a problem: milliseconds of the forward pass, and of it with the backward pass. On the CPU they are CPU time of
-all threads, which other processes change least (OMP_NUM_THREADS=1: those of one). On CUDA there are three shapes
-of large training runs, torch's form, which needs more memory than there is, is left out, and the cache is cold.
+Each line has milliseconds of the forward pass, and of forward and backward pass. On a CPU they are CPU time of all
+threads, which other processes change least (OMP_NUM_THREADS=1 for one thread). On CUDA there are three shapes of large
+training runs with a cold cache, without torch's form, which exceeds the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 def in_torch(q: Any, k: Any, v: Any, g: Any, beta: Any) -> torch.Tensor:
-    """The gated rule by chunks of 64 tokens: a triangular system for each, products, and a loop over chunks."""
+    """Compute the gated rule by chunks of 64 tokens: a triangular system for each, products, a loop over chunks."""
     batch, tokens, heads, keys = q.shape
     chunks = tokens // CHUNK
     q, k, v, g, beta = (
@@ -73,7 +73,7 @@ def with_backward(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def milliseconds(calls: dict[str, Callable[[], Any]], device: str, rounds: int = 9) -> dict[str, float]:
-    """The best time of each: they take turns, so that another process disturbs all of them alike."""
+    """Return the best time of each. Calls alternate, so other processes disturb all of them equally."""
 
     cache = torch.empty(2**28 if device == "cuda" else 0, dtype=torch.uint8, device=device)
 

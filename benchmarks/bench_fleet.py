@@ -1,8 +1,8 @@
-"""A fleet that starts: 1,000 hosts of 8 ranks against a store with S3's limits, simulated event by event with the decisions
-of the real client; and a real herd of 100 processes on this machine.
+"""Simulate the start of a fleet, and start 100 real processes on this machine.
 
-What is simulated of S3: a GET answers after 20 ms and more (lognormal, median 35), each partition takes 5,500 GET/s and
-says 503 to more. A host's link gives 10 Gbit/s. A module that no store gives is compiled.
+The simulation has 1,000 hosts of 8 ranks and a store with S3's limits. It runs the decisions of the real client event by
+event. A GET takes 20 ms and more (lognormal, median 35). Each partition serves 5,500 GET/s and answers 503 above that. A
+host's link has 10 Gbit/s. A module that no store returns is compiled.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ COMPILE, CPUS = 30.0, 32  # seconds of a module, and modules that a host compile
 
 
 class Pending(BaseException):
-    """The real client wants an answer that is still to come: it is run again when there is one."""
+    """Request of the real client without an answer yet. The client runs again when the answer is there."""
 
 
 class Clock:
-    """In place of the modules ``time`` and ``random`` of the real client."""
+    """Replacement of the modules ``time`` and ``random`` of the real client."""
 
     now, generator = 0.0, random.Random(0)
 
@@ -51,7 +51,7 @@ class Clock:
 
 
 class Partition:
-    """Takes ``LIMIT`` requests a second, a second's worth of them at once, and refuses the others."""
+    """Bucket of ``LIMIT`` requests per second, one second's worth at once. It rejects further requests."""
 
     def __init__(self) -> None:
         self.tokens, self.since = LIMIT, 0.0
@@ -64,7 +64,7 @@ class Partition:
 
 
 class Simulation:
-    """Hosts that start within ``jitter`` seconds; ``partitions`` that names are spread over by their hash."""
+    """Hosts that start within ``jitter`` seconds, with names hashed to ``partitions``."""
 
     def __init__(self, hosts: int, modules: int, partitions: int, jitter: float) -> None:
         self.events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -88,7 +88,7 @@ class Simulation:
             what(now)
 
     def answer(self, now: float, module: int) -> tuple[float, Exception | None]:
-        """Seconds until the store answers, and what it refuses with."""
+        """Return seconds until the store answers, and the status of a rejection."""
         self.count["reads"] += 1
         took = 0.02 + self.random.lognormvariate(-4.2, 0.6)
         if self.partitions[module % len(self.partitions)].takes(now):
@@ -98,7 +98,7 @@ class Simulation:
 
 
 class Host:
-    """One host: whichever of its ranks asks first holds the module's lock, so it asks once, ``herd.AT_ONCE`` at a time."""
+    """One host. The first of its ranks holds the module's lock, so the host asks once, ``herd.AT_ONCE`` at a time."""
 
     def __init__(self, of: Simulation, number: int) -> None:
         self.of, self.number, self.store = of, number, transport.Store("unsigned+http://store")
@@ -122,7 +122,7 @@ class Host:
             self.of.ready.append(self.last + rounds * COMPILE)
 
     def proceed(self, began: float, module: int, script: list[tuple[float, Exception | None]]) -> None:
-        """Run the real client from its beginning with the answers so far; it asks, or it has an answer for us."""
+        """Run the real client from its beginning with the answers so far, until it asks again or returns."""
         clock, store = self.of.clock, self.store
         clock.now, clock.generator = began, random.Random(self.number * 1000 + module)
         self.script, left, off = list(script), store.left, store.off
@@ -146,7 +146,7 @@ class Host:
         self.of.at(now + script[-1][0], lambda _: self.proceed(began, module, script))
 
     def get(self, name: str, seconds: float) -> bytes:
-        """The transport of the real client."""
+        """Transport of the real client."""
         if not self.script:
             raise Pending
         took, refusal = self.script.pop(0)
@@ -176,7 +176,7 @@ def simulate(hosts: int, ranks: int, modules: int, jitter: float) -> None:
 
 
 class Objects(BaseHTTPRequestHandler):
-    """A store of this machine that counts."""
+    """Local store that counts requests."""
 
     kept: ClassVar[dict[str, bytes]] = {}
     count: ClassVar[Counter[str]] = Counter()

@@ -1,8 +1,8 @@
-"""Matrix products, grouped and not, and experts, beside torch's in turns: time, products and weights over the time.
+"""Compare matrix products, grouped or not, and experts with torch's: time, FLOP/s, bytes of weights per second.
 
     python benchmarks/bench_gemm.py [--device cpu] [--only grouped] [--json FILE]
 
-A peer of None is a product that this torch or this device has no function for.
+Calls alternate. A peer of None is a product that this torch or this device does not have.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FP8 = torch.float8_e4m3fn
 
 
 class Row(NamedTuple):
-    """A product of ``groups`` x ``rows`` rows on average with matrices ``[n, k]``.
+    """Product of ``groups`` x ``rows`` rows on average with matrices ``[n, k]``.
 
-    Experts are a layer of ``groups``, of ``n`` and ``k`` numbers, for ``rows`` tokens that choose ``top_k`` each.
+    Experts are a layer with ``groups`` experts, sizes ``n`` and ``k``, and ``rows`` tokens with ``top_k`` experts each.
     """
 
     name: str
@@ -48,7 +48,7 @@ def draw(*shape: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch
 
 
 def indptr(row: Row, device: str) -> torch.Tensor:
-    """Tokens that choose a group each by chance."""
+    """Return numbers of tokens per group, if each token chooses a group at random."""
     owners = torch.randint(0, row.groups, (row.groups * row.rows,))
     counts = torch.bincount(owners, minlength=row.groups)
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int().to(device)
@@ -102,7 +102,7 @@ def blocks_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[]
 
 
 def masked_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
-    """Groups of equal room, of which each has about ``rows`` rows of twice as many."""
+    """Return groups of equal capacity, each with about ``rows`` valid rows of twice as many."""
     a = draw(row.groups, 2 * row.rows, row.k, device=device, dtype=FP8)
     b = draw(row.groups, row.n, row.k, device=device, dtype=FP8)
     a_scale = torch.rand(*a.shape[:2], row.k // 128, device=device)
@@ -112,7 +112,7 @@ def masked_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[]
 
 
 def experts_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
-    """A layer of fp8 with scales of blocks, from its router's logits on."""
+    """Return an fp8 layer with block scales, from its router's logits on."""
     e, n, k = row.groups, row.n, row.k
     first, second = draw(e, 2 * n, k, device=device, dtype=FP8), draw(e, k, n, device=device, dtype=FP8)
     scales = [torch.rand(e, 2 * n // 128, k // 128, device=device), torch.rand(e, k // 128, n // 128, device=device)]
@@ -126,7 +126,7 @@ def experts_fp8(row: Row, device: str) -> tuple[Callable[[], object], Callable[[
 
 
 def experts(row: Row, device: str) -> tuple[Callable[[], object], Callable[[], object] | None]:
-    """A layer of bfloat16 from its router's logits on."""
+    """Return a bfloat16 layer from its router's logits on."""
     tokens, e, top_k = row.rows, row.groups, row.top_k
     first, second = draw(e, 2 * row.n, row.k, device=device) / 45, draw(e, row.k, row.n, device=device) / 30
     x, logits = draw(tokens, row.k, device=device), torch.randn(tokens, e, device=device)
@@ -189,7 +189,7 @@ ROWS = {
 
 
 def in_turns(calls: Calls, device: str, sets: int) -> list[float | None]:
-    """Seconds of ours and of the peer's, the best median of three turns of each."""
+    """Return the seconds of ours and of the peer's, the best median of three rounds of each."""
     best: list[float | None] = [None, None]
     for _ in range(3):
         for which in (0, 1):
@@ -206,7 +206,7 @@ def main() -> None:
     for row in ROWS[options.device]:
         if options.only not in row.name:
             continue
-        parts = 3 if row.top_k else 1  # a gate's weights, those beside it, and those of the way back
+        parts = 3 if row.top_k else 1  # weights of gate, up and down projection
         rows = row.rows * (row.top_k or row.groups)
         weights = parts * min(row.groups, rows) * row.n * row.k * (1 if "fp8" in row.name else 2)
         sets = min(sets_for(weights, options.device), 8)

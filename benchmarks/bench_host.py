@@ -1,7 +1,7 @@
-"""Host time of a call after the first, beside torch's own on the same tensors, before and after torch._dynamo is imported.
+"""Compare host time of a call after the first with torch's, before and after the import of torch._dynamo.
 
-Problems are as small as they can be: what a kernel computes is not what is measured here. On CUDA nobody waits for it;
-on the CPU it is a part of the time, with one thread.
+Problems are as small as possible, because only host time matters. On CUDA nothing waits for the kernel. On a CPU the
+kernel is part of the time, with one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def memory_bound(device: str) -> Calls:
 
 
 def attention(device: str) -> Calls:
-    """One request, one head, a few keys: nothing is split, so that CUDA launches one kernel."""
+    """One request, one head and a few keys. Nothing is split, so CUDA launches one kernel."""
     q, out = (torch.randn(1, 1, HEAD_DIM, device=device).bfloat16() for _ in range(2))
     k, v = (torch.randn(KV_LEN, 1, HEAD_DIM, device=device).bfloat16() for _ in range(2))
     one, cache = q[0], torch.randn(1, 2, PAGE_SIZE, 1, HEAD_DIM, device=device).bfloat16()
@@ -75,7 +75,7 @@ def attention(device: str) -> Calls:
 
 
 def measured(calls: Calls, device: str) -> dict[str, float]:
-    """The shortest of some medians of each, a round apart: a processor may take ten seconds to come to its speed."""
+    """Return the shortest of several medians of each, a round apart: a CPU may take ten seconds to reach its clock."""
     rounds, end = [], time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         rounds.append({name: host_seconds(call, device) for name, call in calls.items()})

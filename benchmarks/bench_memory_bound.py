@@ -1,7 +1,7 @@
-"""Norm, activation, rope and page against the memory's speed and against torch, in one run.
+"""Compare norm, activation, rope and page with the memory's speed and with torch, in one run.
 
-Bytes are each input read once and each output written once; `of_copy` is the achieved share of what a copy of the
-same size reaches; `vs_torch` is how many times faster than torch's own way the call is.
+Bytes count each input and each output once. `of_copy` is the share of the rate of a copy of the same size. `vs_torch` is
+torch's time over ours.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def gelu_and_mul(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) 
 
 
 def rope(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
-    """q of cols/128 heads and k of a quarter of them, in place, by positions."""
+    """Rotate q of cols/128 heads and k of a quarter of them in place, by positions."""
     heads, dim = cols // 128, 128
     q, k = (
         tensors(n, tokens, heads, dim, dtype=dtype, device=device),
@@ -92,7 +92,7 @@ def rope(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tup
 
 
 def append(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
-    """tokens of cols/128 heads into pages of 16, 64 requests."""
+    """Append tokens of cols/128 heads to pages of 16, 64 requests."""
     heads, dim, page, batch = cols // 128, 128, 16, 64
     each = tokens // batch
     pages = batch * ((each + page - 1) // page)
@@ -122,7 +122,7 @@ def append(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> t
 
 
 def copy_speed(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) -> float:
-    """Bytes read and written a second by torch's copy of one matrix to another."""
+    """Return the bytes per second of torch's copy of a matrix."""
     source, target = (
         tensors(n, rows, cols, dtype=dtype, device=device),
         tensors(n, rows, cols, dtype=dtype, device=device),

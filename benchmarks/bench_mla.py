@@ -1,10 +1,10 @@
-"""Multi-head latent attention, one query of each request.
+"""Measure multi-head latent attention with one query per request.
 
     python benchmarks/bench_mla.py [--device cuda] [--backend auto] [--json FILE]
 
-One line a batch. On a GPU replays of a graph: median time, products (2 * keys * heads * (576 + 512)) and bytes of the
-cache, each over the time. On a CPU in turns with torch, whose cache is one tensor with all keys of a request in order;
-the wall clock and, since other programs may run, what processors spent.
+Each line is a batch. On a GPU graphs are replayed: median time, FLOP/s (2 * keys * heads * (576 + 512)) and bytes of the
+cache per second. On a CPU calls alternate with torch, whose cache is one tensor with all keys of a request in order. The
+wall clock counts, and CPU time because other programs may run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from timing import Report, skewed
 import flashinfer
 
 Inputs = tuple[torch.Tensor, ...]
-BATCHES: dict[str, list[tuple[str, list[int], int, int]]] = {  # what it is, keys of requests, heads, page size
+BATCHES: dict[str, list[tuple[str, list[int], int, int]]] = {  # name, keys of requests, heads, page size
     "cuda": [
         *((f"{n} x {keys}", [keys] * n, heads, page) for n, keys, heads, page in (
             (64, 4096, 128, 64), (64, 8192, 128, 64), (128, 4096, 128, 64), (64, 4096, 128, 16), (64, 4096, 128, 1),
@@ -41,7 +41,7 @@ def planned(
     keys: list[int], heads: int, page_size: int, backend: str,
     device: str = "cuda", dtype: torch.dtype = torch.bfloat16, kv_dtype: torch.dtype | None = None,
 ) -> tuple[Any, Inputs]:  # fmt: skip
-    """A wrapper with a plan of some lengths in pages in any order, and its inputs."""
+    """Return a wrapper with a plan for these lengths, with pages in random order, and its inputs."""
     lens = torch.tensor(keys, dtype=torch.int32)
     pages = torch.nn.functional.pad((lens + page_size - 1) // page_size, (1, 0)).cumsum(0).int()
     cache = torch.randn(int(pages[-1]), page_size, 576, device=device).to(kv_dtype or dtype)
@@ -57,7 +57,7 @@ def planned(
 
 
 def graph_time(wrapper: Any, inputs: Inputs) -> float:
-    """Seconds a run."""
+    """Return the seconds of a run."""
     out = torch.empty_like(inputs[0].contiguous())
     wrapper.run(*inputs, out=out)
     graph = torch.cuda.CUDAGraph()
@@ -76,13 +76,13 @@ def graph_time(wrapper: Any, inputs: Inputs) -> float:
 
 
 def torch_attention(q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """``q``: ``[requests, heads, 576]``, ``cache``: ``[requests, keys, 576]``."""
+    """Compute torch's attention of ``q``, ``[requests, heads, 576]``, over ``cache``, ``[requests, keys, 576]``."""
     weights = torch.softmax(torch.bmm(q, cache.transpose(1, 2)).float() * SCALE, -1).to(q.dtype)
     return torch.bmm(weights, cache[..., :512])
 
 
 def in_turns(*calls: Callable[[], object]) -> list[tuple[float, float]]:
-    """Of each call the medians of the wall clock and of processors' time, seconds."""
+    """Return the median wall time and CPU time of each call, in seconds."""
     taken: list[list[tuple[float, float]]] = [[] for _ in calls]
     for _ in range(TURNS):
         for call, times in zip(calls, taken, strict=True):
@@ -118,7 +118,7 @@ def cpu_rows(report: Report) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--backend", default="auto", help="on a GPU")
+    parser.add_argument("--backend", default="auto", help="backend on a GPU")
     parser.add_argument("--json")
     given = parser.parse_args()
     report = Report("latent attention")

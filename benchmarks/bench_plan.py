@@ -1,11 +1,11 @@
-"""Time of plans by the number of requests, and host time of run(); tables on the host, as engines have them.
+"""Measure plans by the number of requests, and host time of run(). Tables are on the host, as in engines.
 
     python benchmarks/bench_plan.py                                     # this checkout
-    python benchmarks/bench_plan.py --before ../before --peer DIRECTORY # beside another checkout, and beside FlashInfer
+    python benchmarks/bench_plan.py --before ../before --peer DIRECTORY # also another checkout, and FlashInfer
 
-``--before`` is a checkout, ``--peer`` a directory in which ``flashinfer`` is FlashInfer's (``pip install --target``). They
-run in turns with this checkout, each turn in a process of its own. A row's time is the least of its rounds: other
-processes only add time. A plan is timed with the device idle: a server waits that long between two steps.
+``--before`` is a checkout, ``--peer`` a directory with FlashInfer's ``flashinfer`` (``pip install --target``). They
+alternate with this checkout, each round in its own process. A row's time is the minimum over rounds, because other
+processes only add time. A plan is timed with an idle device, as a server waits between two steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rows = dict[str, float]
 
 
 def plan_seconds(plan: Callable[[], object], device: str, count: int = 200) -> float:
-    """Return the median time of one plan. The copies that it started are waited for between two."""
+    """Return the median time of one plan. Its copies are waited for before the next plan."""
     import torch
 
     taken = []
@@ -41,7 +41,7 @@ def plan_seconds(plan: Callable[[], object], device: str, count: int = 200) -> f
 
 
 def plans(batch: int, device: str) -> dict[str, Callable[[], Any]]:
-    """Return makers of the plans of a batch, by their names. A maker returns the call that is timed."""
+    """Return makers of the plans of a batch by name. A maker returns the call to time."""
     import torch
 
     import flashinfer
@@ -154,8 +154,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", metavar="FILE", help="also write the rows to FILE")
     parser.add_argument("--only", default="", help="rows whose name contains this")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an older checkout, measured in turns")
-    parser.add_argument("--peer", type=Path, metavar="DIRECTORY", help="where flashinfer is FlashInfer's")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an older checkout, measured alternately")
+    parser.add_argument("--peer", type=Path, metavar="DIRECTORY", help="directory with FlashInfer's flashinfer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""Prefill beside torch's cuDNN and flash backends, in turns in one process on a GPU: TFLOP/s in bursts and under load.
+"""Compare prefill with torch's cuDNN and flash backends in one process on a GPU: TFLOP/s in bursts and under load.
 
-Each shape has 16,384 tokens of queries. FLOPs are 4 * queries * keys * heads * head_dim (half of the sum of both head
-dimensions where these differ), of what the mask leaves. `burst` is the median of calls that alternate; `steady` the mean
-of half a second of calls after a second of them. `vs` is the time of the best of torch's over ours.
+Each shape has 16,384 tokens of queries. FLOPs are 4 * queries * keys * heads * head_dim of unmasked pairs (with the mean of
+both head dimensions if these differ). `burst` is the median of alternating calls. `steady` is the mean of half a second
+of calls after a warm-up of one second. `vs` is the time of torch's best over ours.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Call = Callable[[], object]
 
 
 def pairs(requests: list[tuple[int, int]], causal: bool, window_left: int = -1) -> int:
-    """Queries times the keys that they see, of all requests."""
+    """Return the number of unmasked pairs of queries and keys of all requests."""
     total = sum(n * m - (n * (n - 1) // 2 if causal else 0) for n, m in requests)
     if window_left < 0:
         return total
-    # A query at position p does not see the p - window_left keys in front of its window.
+    # A query at position p does not see the p - window_left keys before its window.
     return total - sum(max(0, p - window_left) for n, m in requests for p in range(m - n, m))
 
 
 def burst(calls: dict[str, Call], rounds: int = 9) -> dict[str, float]:
-    """Median seconds of calls that take turns."""
+    """Return median seconds of alternating calls."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 2):
         for name, call in calls.items():
@@ -53,7 +53,7 @@ def burst(calls: dict[str, Call], rounds: int = 9) -> dict[str, float]:
 
 
 def steady(call: Call) -> tuple[float, int]:
-    """Mean seconds under load, and the clock then in MHz (0 where it cannot be read)."""
+    """Return mean seconds under load, and then the clock in MHz (0 if it cannot be read)."""
     end = time.perf_counter() + 1.0
     while time.perf_counter() < end:
         for _ in range(8):
@@ -134,7 +134,7 @@ def paged(name: str, requests: list[tuple[int, int]], page_size: int, report: Re
 
 
 def options(heads: tuple[int, int, int, int], length: int, causal: bool, report: Report) -> None:
-    """One plan beside the same one with each option: TFLOP/s of what its mask leaves."""
+    """Compare one plan with the same plan with each option: TFLOP/s of unmasked pairs."""
     qo_heads, kv_heads, dim, _ = heads
     q, k, v = drawn(TOKENS, qo_heads, dim), drawn(TOKENS, kv_heads, dim), drawn(TOKENS, kv_heads, dim)
     eight = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
@@ -177,7 +177,7 @@ def options(heads: tuple[int, int, int, int], length: int, causal: bool, report:
 
 
 def sigmoid(dim: int) -> tuple:
-    """``jit_args`` of FlashSigmoid, a variant without softmax, whose scale and bias are arguments of ``run``."""
+    """Return ``jit_args`` of FlashSigmoid, a variant without softmax with scale and bias as arguments of ``run``."""
     parameters = [], [], ["logits_scale", "sigmoid_bias"], ["double", "double"]
     dtypes = (torch.bfloat16,) * 3
     header = "#include <flashinfer/attention/variants.h>\n"

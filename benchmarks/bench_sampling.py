@@ -1,9 +1,9 @@
-"""Sampling beside torch: graph replays over inputs that rotate beyond the L2 on CUDA, calls of one thread on the CPU.
+"""Compare sampling with torch: graph replays over rotating inputs beyond the L2 on CUDA, calls of one thread on a CPU.
 
     python benchmarks/bench_sampling.py [--device cuda] [--vocab 128256] [--json FILE]
 
-One line a function and batch: median time, time of torch's nearest function in the same run, and the floor of the
-bytes that must move. Two kinds of rows: flat (softmax of normal numbers) and peaked (of five times those).
+Each line is a function and a batch: median time, time of torch's nearest function, and the floor by bytes. Rows are flat
+(softmax of normal numbers) or peaked (of five times those).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Call = Callable[[torch.Tensor], Any]
 
 
 def calls(device: str) -> dict[str, tuple[str, int, Call, Call]]:
-    """Name -> what it reads, passes over memory, ours and torch's nearest."""
+    """Return by name: the input, passes over memory, ours and torch's nearest function."""
     word = torch.ones(1, dtype=torch.int64, device=device)
     random = dict(seed=word, offset=word)
     s = sampling
@@ -55,7 +55,7 @@ def calls(device: str) -> dict[str, tuple[str, int, Call, Call]]:
 
 
 def graph_time(call: Call, inputs: list[torch.Tensor]) -> float:
-    """Microseconds a call, all inputs in one graph."""
+    """Return microseconds of a call, with all inputs in one graph."""
     for x in inputs[:2]:
         call(x)
     torch.cuda.synchronize()
@@ -75,7 +75,7 @@ def graph_time(call: Call, inputs: list[torch.Tensor]) -> float:
 
 
 def host_time(call: Call, inputs: list[torch.Tensor]) -> float:
-    """Microseconds of the thread's own time, the least of those in a third of a second."""
+    """Return the minimum microseconds of the thread's CPU time within a third of a second."""
     times = []
     call(inputs[0])
     end = time.thread_time() + 0.3
@@ -100,7 +100,7 @@ def measure(report: Report, device: str, vocab: int, batches: list[int], dtype: 
                 taken = timed(ours, inputs)
                 peers = {}
                 if torch_too:
-                    with contextlib.suppress(RuntimeError):  # some of torch's forms cannot be captured
+                    with contextlib.suppress(RuntimeError):  # some functions of torch cannot be captured
                         peers["torch"] = timed(theirs, inputs)
                 floor = passes * size / COPY_TB_PER_S / 1e6
                 spread = "flat" if scale == 1 else "peaked"

@@ -1,9 +1,9 @@
-"""The start of a process: imports, the first name, a load of a prebuilt module, the first call, and modules imported.
+"""Measure the start of a process: imports, the first name, a load of a prebuilt module, the first call.
 
-python benchmarks/bench_start.py --rounds 9 --tree /path/of/another/checkout
+    python benchmarks/bench_start.py --rounds 9 --tree /path/of/another/checkout
 
-Every round starts one process for each tree, in turns, and each row is the median of its rounds. Torch is imported before
-the clock starts. ``warm hit`` is ``build_and_load()`` of norm's module, which a process before has built.
+Each round starts one process per tree, alternately, and each row is the median of its rounds. Torch is imported before
+the clock starts. ``warm hit`` is ``build_and_load()`` of norm's module, built by an earlier process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run(program: str, tree: Path, workspace: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tree", type=Path, action="append", default=[], help="another checkout to measure in turns")
+    parser.add_argument("--tree", type=Path, action="append", default=[], help="another checkout, measured alternately")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     trees = [ROOT, *(tree.resolve() for tree in options.tree)]

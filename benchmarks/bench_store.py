@@ -1,4 +1,4 @@
-"""The artifact store, warm: 20 modules in a new process beside torch.utils.cpp_extension.load, keys, look-ups."""
+"""Measure the warm artifact store: 20 modules in a new process, torch.utils.cpp_extension.load, keys, look-ups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ static void answer(StableIValue* stack, uint64_t, uint64_t) {{ stack[0] = torch:
 STABLE_TORCH_LIBRARY({name}, m) {{ m.def("answer() -> int"); }}
 STABLE_TORCH_LIBRARY_IMPL({name}, CompositeExplicitAutograd, m) {{ m.impl("answer", &answer); }}
 """
-# Runs in a process of its own, where torch is imported already: milliseconds, processes started, locks taken.
+# Runs in its own process after the import of torch: milliseconds, started processes, locks.
 MEASURE = """
 import json, os, sys, time, torch
 sources = json.loads(sys.argv[1])
@@ -40,7 +40,7 @@ print(json.dumps([took * 1e3, len(started), len(locks)]))
 OURS = MEASURE.format(
     prepare="from flashinfer.jit import gen_jit_spec", load="gen_jit_spec(name, [source]).build_and_load()"
 )
-# The peer makes and checks a file beside its library for a lock (no audit event): one for each load.
+# The peer creates and checks a lock file next to its library (without an audit event): one for each load.
 PEER = MEASURE.format(
     prepare="from torch.utils.cpp_extension import load",
     load="load(name, [source], is_python_module=False, extra_cflags=['-O3'])",
@@ -121,7 +121,7 @@ def main() -> None:
             start = time.perf_counter()
             run(program, folder, given)
             report.add("s", time.perf_counter() - start, name=f"{name}: {options.modules} modules, cold")
-        # Alternating, so that both see the same machine.
+        # Alternate, so that both see the same machine.
         taken: dict[str, list[list[float]]] = {OURS: [], PEER: []}
         for _ in range(options.repeats):
             for program, results in taken.items():

@@ -1,10 +1,10 @@
-"""Two checkouts beside each other: the older one's benchmarks, run with either package in turns, row by row.
+"""Compare two checkouts: run the older one's benchmarks with either package, alternately, row by row.
 
     git worktree add ../before COMMIT
     python benchmarks/compare_trees.py ../before . bench_memory_bound.py bench_attention.py --rounds 3
 
-Each turn is a process of its own. A row's time is the least of its rounds: other processes only ever add time. What is
-slower than before by more than `--allow` is marked, and the exit status is 1.
+Each run has its own process. A row's time is the minimum over rounds, because other processes only add time. Rows slower
+by more than `--allow` are marked, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def times_of(rows: list[dict[str, Any]]) -> Times:
 
 
 def with_package_of(tree: Path) -> dict[str, str]:
-    """The environment in which ``import flashinfer`` finds a tree's, which is made sure of."""
+    """Return the environment in which ``import flashinfer`` finds a tree's package, after checking it."""
     paths = [str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", "import flashinfer; print(flashinfer.__file__)"]
@@ -40,7 +40,7 @@ def with_package_of(tree: Path) -> dict[str, str]:
 
 
 def measure(tree: Path, benchmark: Path, options: list[str]) -> Times:
-    """One run of a benchmark with the package of a tree."""
+    """Run a benchmark once with the package of a tree."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.json"
         command = [sys.executable, str(benchmark), "--json", str(rows), *options]
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("benchmarks", nargs="+", metavar="FILE", help="names in the older checkout's benchmarks/")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--allow", type=float, default=0.03, help="share by which a row may be slower (default 0.03)")
-    parser.add_argument("--only", default="", help="handed to the benchmarks: rows whose name contains this")
+    parser.add_argument("--only", default="", help="passed to the benchmarks: rows whose name contains this")
     given = parser.parse_args()
     trees = [given.before.resolve(), given.after.resolve()]
     options = ["--only", given.only] if given.only else []

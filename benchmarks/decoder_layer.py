@@ -1,4 +1,4 @@
-"""A decoder layer of the Llama kind that decodes over a paged cache: on our functions, on torch's, and in float32."""
+"""A decoder layer like Llama's over a paged cache: with our functions, with torch's, and in float32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LLAMA_8B = Sizes(4096, 32, 8, 128, 14336)
 
 
 class Requests:
-    """A batch of requests: where each one's tokens lie in a cache of pages, the new token's place last."""
+    """A batch of requests with the slots of their tokens in a paged cache, the new token last."""
 
     def __init__(self, lengths: list[int], sizes: Sizes, device: str) -> None:
         self.lengths, self.batch = lengths, len(lengths)
@@ -40,11 +40,11 @@ class Requests:
         self.last = torch.tensor([(length - 1) % sizes.page_size + 1 for length in lengths], **ints)
         self.requests = torch.arange(self.batch, **ints)
         self.positions = torch.tensor(lengths, **ints) - 1
-        # Tokens of the cache in order, as torch's attention wants them; behind a request's last, the first again.
+        # Slots in the order of tokens, for torch's attention. After a request's last token, its first is repeated.
         longest, first = max(lengths), self.indptr[:-1, None].long()
         token = torch.arange(longest, device=device)
         seen = token < torch.tensor(lengths, device=device)[:, None]
-        # With a mask, torch has no flash attention: it gets none that it can do without.
+        # With a mask, torch has no flash attention, so a mask is passed only if it is necessary.
         self.seen = None if min(lengths) == longest else seen[:, None, None]
         at = torch.where(seen, token, 0)
         self.rows = self.indices[first + at // sizes.page_size].long() * sizes.page_size + at % sizes.page_size
@@ -53,7 +53,7 @@ class Requests:
 class DecoderLayer(nn.Module):
     """Weights, and the cache of one layer ``[num_pages, 2, page_size, num_kv_heads, head_dim]``.
 
-    All are parameters and buffers: what a CUDA graph of ``torch.compile`` reads where it lies.
+    All are parameters and buffers, which a CUDA graph of ``torch.compile`` reads without copies.
     """
 
     def __init__(self, sizes: Sizes, requests: Requests, device: str, dtype: torch.dtype) -> None:
@@ -81,7 +81,7 @@ class DecoderLayer(nn.Module):
 
 
 class Ours(DecoderLayer):
-    """Every step but the projections by our functions."""
+    """Layer with our functions for every step except projections."""
 
     def __init__(self, sizes: Sizes, requests: Requests, device: str, dtype: torch.dtype) -> None:
         super().__init__(sizes, requests, device, dtype)
@@ -94,7 +94,7 @@ class Ours(DecoderLayer):
         )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x``: ``[batch, hidden]``, the residual stream at the layer's beginning."""
+        """Compute the layer for ``x``, ``[batch, hidden]``, the residual stream."""
         q, k, v = self.projected(flashinfer.rmsnorm(x, self.norm, eps=EPS))
         q, k = flashinfer.apply_rope_pos_ids(q, k, self.positions, rope_theta=THETA)
         flashinfer.append_paged_kv_cache(
@@ -107,7 +107,7 @@ class Ours(DecoderLayer):
 
 
 class Torchs(DecoderLayer):
-    """The same of torch's functions, its attention over keys and values gathered from the pages."""
+    """Layer with torch's functions. Its attention gathers keys and values from the pages."""
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
         half = self.sizes.head_dim // 2
@@ -118,7 +118,7 @@ class Torchs(DecoderLayer):
         return turned.to(x.dtype)
 
     def cached(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values, the new token's among them."""
+        """Return all keys and values, including those of the new token."""
         page, row = self.indices[self.indptr[self.requests] + self.positions // self.sizes.page_size], self.positions
         at = (page.long(), row % self.sizes.page_size)
         self.cache[:, 0].index_put_(at, k)
@@ -139,7 +139,7 @@ class Torchs(DecoderLayer):
 
 @torch.no_grad()
 def wanted(layer: DecoderLayer, x: torch.Tensor) -> torch.Tensor:
-    """What the layer gives in float32, eager, from the same weights and the same cache, which is left alone."""
+    """Compute the layer in eager float32 from the same weights and cache, without writing the cache."""
     sizes = layer.sizes
     requests = Requests.__new__(Requests)
     requests.num_pages = 0

@@ -1,4 +1,4 @@
-"""Timing: medians of many runs over several input sets, so that no cache holds what the next run reads."""
+"""Timing: medians of many runs over several input sets, so that no cache holds the next inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-Call = Callable[[int], object]  # runs the thing on input set number i
+Call = Callable[[int], object]  # runs the function on input set number i
 
 
 def seconds(call: Call, sets: int, device: str, budget: float = 0.4) -> float:
-    """Median time of one call. CUDA: replays of a graph over all sets, timed by events. CPU: the wall clock."""
+    """Return the median time of one call. CUDA: replays of a graph over all sets, timed by events. CPU: wall clock."""
     return _cuda_seconds(call, sets, budget) if device == "cuda" else _cpu_seconds(call, sets, budget)
 
 
@@ -60,9 +60,9 @@ def _cuda_seconds(call: Call, sets: int, budget: float) -> float:
 
 
 def host_seconds(call: Callable[[], object], device: str, count: int = 40) -> float:
-    """Median host time of a call: on CUDA the launches queue up and nobody waits for the GPU.
+    """Return the median host time of a call. On CUDA launches queue up and nothing waits for the GPU.
 
-    Over many short rounds: a long one is interrupted where other processes are there, and then says nothing.
+    Rounds are short, because other processes interrupt a long one.
     """
     samples = []
     for _ in range(101):
@@ -76,7 +76,7 @@ def host_seconds(call: Callable[[], object], device: str, count: int = 40) -> fl
 
 
 def sets_for(total_bytes: int, device: str) -> int:
-    """Input sets that together outgrow the caches."""
+    """Return input sets that together exceed the caches."""
     cache = 4 * 60e6 if device == "cuda" else 0
     return max(2, min(24, int(cache / max(total_bytes, 1)) + 1))
 
@@ -84,12 +84,12 @@ def sets_for(total_bytes: int, device: str) -> int:
 class Report:
     """Collect the rows of a benchmark, print each at once, and write them as JSON.
 
-    A row says what was measured (``shape``), ours and each peer in one ``unit``, and optionally the share of the floor
-    that ours reached: bytes over the copy rate, or FLOPs over the peak. ``more`` has further numbers of ours.
-    ``benchmarks/results.py`` makes RESULTS.md of such files.
+    A row has its ``shape``, ours and each peer in one ``unit``, and optionally the share of the floor that ours reached:
+    bytes over the copy rate, or FLOPs over the peak. ``more`` has further numbers of ours. ``benchmarks/results.py``
+    writes RESULTS.md from such files.
 
     Args:
-        family: the table of RESULTS.md that the rows belong to.
+        family: the table of RESULTS.md for the rows.
     """
 
     def __init__(self, family: str) -> None:
@@ -120,7 +120,7 @@ class Report:
         print(text, unit, *(f"{key}={value:.4g}" for key, value in numbers.items() if value is not None), flush=True)
 
     def write(self, path: str | None) -> None:
-        """Write the rows with their circumstances to ``path``."""
+        """Write the rows with device, date and commit to ``path``."""
         if path is None:
             return
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
@@ -138,7 +138,7 @@ class Report:
 
 
 def skewed(requests: int, total: int, longest: int) -> list[int]:
-    """Lengths of a Pareto distribution with exponent 1, the longest and the sum as given."""
+    """Return lengths of a Pareto distribution with exponent 1, with this maximum and sum."""
     shares = [1 / (rank + 1) for rank in range(1, requests)]
     return [longest, *(max(1, int(share / sum(shares) * (total - longest))) for share in shares)]
 

@@ -1,8 +1,8 @@
-"""A small language model of DeltaNet layers on flashinfer's operators: what train_delta_net.py trains.
+"""A small language model of DeltaNet layers on flashinfer's operators; train_delta_net.py trains it.
 
-A layer is q, k, v -> short convolution -> delta rule -> norm -> projection, as in DeltaNet and Gated DeltaNet; with
-``gated`` the state decays and the norm has a gate. Sequences run in the form over chunks; one token more runs as a step
-on the states that the sequence left, which change in place.
+A layer is q, k, v -> short convolution -> delta rule -> norm -> projection, as in DeltaNet and Gated DeltaNet. With
+``gated`` the state decays and the norm has a gate. Sequences run in the chunk form. A further token runs as a step on the
+states after the sequence, which change in place.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch.nn import functional as F
 import flashinfer
 from flashinfer import delta_rule
 
-WIDTH = 4  # of the short convolution
+WIDTH = 4  # taps of the short convolution
 
 
 @dataclass
 class States:
-    """What a layer knows of the sequences so far."""
+    """State of a layer after the tokens so far."""
 
     conv: torch.Tensor  # [B, channels, WIDTH - 1]
     memory: torch.Tensor  # [B, heads, K, V]
@@ -43,7 +43,7 @@ class Mixer(nn.Module):
             self.gate = nn.Linear(hidden, hidden, bias=False)
 
     def forward(self, x: torch.Tensor, scale: float | None, keep: bool) -> tuple[torch.Tensor, States | None]:
-        """Whole sequences, ``[B, T, hidden]``; ``keep``: the states after them too."""
+        """Compute whole sequences, ``[B, T, hidden]``; with ``keep`` also return the states after them."""
         mixed = self.qkv(x).transpose(1, 2)
         kept = flashinfer.causal_conv1d_fn(mixed, self.conv, activation="silu", return_final_states=keep)
         mixed, conv = kept if keep else (kept, None)
@@ -58,7 +58,7 @@ class Mixer(nn.Module):
         return self.project(x, o), States(conv, memory) if keep else None
 
     def step(self, x: torch.Tensor, states: States, scale: float | None) -> torch.Tensor:
-        """One token of each sequence, ``[B, 1, hidden]``; ``states`` change."""
+        """Compute one token of each sequence, ``[B, 1, hidden]``; ``states`` change."""
         mixed = flashinfer.causal_conv1d_update(self.qkv(x)[:, 0], states.conv, self.conv, activation="silu")
         q, k, v = (one.unflatten(-1, (self.heads, -1)) for one in mixed[:, None].chunk(3, dim=-1))
         gate = dict(g=self.decay(x), A_log=self.A_log, dt_bias=self.dt_bias) if self.gated else {}
@@ -103,13 +103,13 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
 
     def forward(self, tokens: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """``tokens``: ``[B, T]``. Returns logits, ``[B, T, vocabulary]``."""
+        """Return logits, ``[B, T, vocabulary]``, of ``tokens``, ``[B, T]``."""
         return self.prefill(tokens, scale, keep=False)[0]
 
     def prefill(
         self, tokens: torch.Tensor, scale: float | None = None, keep: bool = True
     ) -> tuple[torch.Tensor, list[States | None]]:
-        """Logits, and the states of all layers, which :meth:`step` goes on from."""
+        """Return logits, and the states of all layers for :meth:`step`."""
         x, states = self.embedding(tokens), []
         for block in self.blocks:
             x, one = block(x, scale, keep)
@@ -117,7 +117,7 @@ class LanguageModel(nn.Module):
         return self.logits(x), states
 
     def step(self, tokens: torch.Tensor, states: list[States], scale: float | None = None) -> torch.Tensor:
-        """``tokens``: ``[B]``, the next of each sequence. Returns logits, ``[B, vocabulary]``; ``states`` change."""
+        """Return logits, ``[B, vocabulary]``, of the next ``tokens``, ``[B]``; ``states`` change."""
         x = self.embedding(tokens)[:, None]
         for block, one in zip(self.blocks, states, strict=True):
             x = block.step(x, one, scale)
@@ -127,12 +127,12 @@ class LanguageModel(nn.Module):
         return flashinfer.rmsnorm(x, self.norm) @ self.embedding.weight.t()
 
     def loss(self, tokens: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """Of each token but the first, given those before it."""
+        """Return the loss of each token except the first, from the tokens before it."""
         return F.cross_entropy(self(tokens[:, :-1], scale).flatten(0, 1), tokens[:, 1:].flatten())
 
     @torch.no_grad()
     def generate(self, prompt: torch.Tensor, count: int) -> torch.Tensor:
-        """The prompt, ``[B, T]``, and the ``count`` likeliest tokens behind it, each by a step."""
+        """Return the prompt, ``[B, T]``, and the ``count`` most likely tokens after it, each by a step."""
         logits, states = self.prefill(prompt)
         tokens = [prompt, logits[:, -1:].argmax(-1)]
         while len(tokens) <= count:

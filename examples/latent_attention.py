@@ -1,11 +1,11 @@
-"""A layer of the shape of DeepSeek-V2-Lite, with random weights: prefilled expanded, decoded absorbed.
+"""A layer with the shape of DeepSeek-V2-Lite and random weights: expanded prefill, absorbed decode.
 
     python examples/latent_attention.py [--device cuda] [--prompt 700] [--steps 8]
 
-The cache has 512 + 64 numbers of a token, a latent and a rotary key that all heads share. A prompt's latents are expanded
-to keys of 192 and values of 128 numbers for each head, since attention of many queries to many keys is cheapest there.
-A token that is decoded reads the cache as it is: the matrix that would make keys of latents is applied to the query
-instead, and the one that would make values to the output. Both give the same logits, which this program compares.
+The cache has 512 + 64 numbers per token: a latent, and a rotary key that all heads share. A prompt's latents are expanded
+to keys of 192 and values of 128 numbers for each head, which is cheapest for many queries and many keys. A decoded token
+reads the cache directly: the matrix that would expand keys is applied to the query, and the one that would expand values
+to the output. Both give the same logits, which this program compares.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import flashinfer
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of DeepSeek-V2-Lite, but for the vocabulary and the number of layers."""
+    """Sizes of DeepSeek-V2-Lite, except the vocabulary and the number of layers."""
 
     hidden: int = 2048
     heads: int = 16
-    nope: int = 128  # of a key, without rotary part
+    nope: int = 128  # of a key, without its rotary part
     rope: int = 64
     value: int = 128
     latent: int = 512
@@ -39,7 +39,7 @@ class Sizes:
 
 
 class Cache:
-    """Latents and rotary keys of some requests, whose pages lie in any order."""
+    """Latents and rotary keys of several requests, in pages in any order."""
 
     def __init__(self, sizes: Sizes, requests: int, room: int, page_size: int, like: torch.Tensor) -> None:
         self.page_size, pages = page_size, -(-room // page_size)
@@ -49,8 +49,10 @@ class Cache:
         self.lens = torch.zeros(requests, dtype=torch.int32)
 
     def grow(self, new: list[int]) -> tuple[torch.Tensor, ...]:
-        """Room for so many tokens more of each request: where they start, their requests and positions, and the
-        tables of all pages in use."""
+        """Reserve slots for new tokens of each request.
+
+        Return the bounds of the requests, the request and position of each token, and the tables of all used pages.
+        """
         self.lens += torch.tensor(new, dtype=torch.int32)
         starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         used = (self.lens + self.page_size - 1) // self.page_size
@@ -90,7 +92,7 @@ class Layer(nn.Module):
         self.absorbed = flashinfer.BatchMLAPagedAttentionWrapper(room.clone())
 
     def forward(self, tokens: torch.Tensor, new: list[int], cache: Cache, absorb: bool) -> torch.Tensor:
-        """Logits of ``tokens``, of which each request has as many as ``new`` says; they go to the cache."""
+        """Return logits of ``tokens``, ``new`` of each request; their latents are appended to the cache."""
         s, x = self.sizes, self.embedding[tokens]
         at = cache.grow(new)
         h = flashinfer.rmsnorm(x, self.norms[0])
@@ -114,7 +116,7 @@ class Layer(nn.Module):
         cache: Cache,
         at: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        """Prompts, of which nothing was in the cache: each head has keys of 192 and values of 128 numbers."""
+        """Compute attention of prompts with an empty cache: each head has keys of 192 and values of 128 numbers."""
         s, starts = self.sizes, at[0]
         k_nope = torch.einsum("tl,hnl->thn", ckv, self.k_b)
         v = torch.einsum("tl,hvl->thv", ckv, self.v_b)
@@ -134,7 +136,7 @@ class Layer(nn.Module):
         cache: Cache,
         at: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        """Any tokens: all heads read the cache's latents."""
+        """Compute attention of any tokens: all heads read the cache's latents."""
         s, (starts, _, _, indptr, indices) = self.sizes, at
         self.absorbed.plan(
             starts, indptr, indices, cache.lens, s.heads, s.latent, s.rope, cache.page_size, True, s.scale,
@@ -142,13 +144,15 @@ class Layer(nn.Module):
         )  # fmt: skip
         q = torch.einsum("thn,hnl->thl", q_nope, self.k_b)
         latents = self.absorbed.run(q, q_pe, cache.ckv, cache.kpe)
-        assert isinstance(latents, torch.Tensor)  # there is an lse beside it where one is asked for
+        assert isinstance(latents, torch.Tensor)  # run() returns a pair only if an lse is requested
         return torch.einsum("thl,hvl->thv", latents, self.v_b)
 
 
 def compare(layer: Layer, tokens: list[torch.Tensor], prompts: list[int], page_size: int = 64) -> float:
-    """The largest difference, as a part of the norm, between logits of tokens that were decoded absorbed behind
-    prompts, and of the same tokens as parts of longer prompts."""
+    """Return the largest difference, relative to the norm, between two computations of the same logits.
+
+    One decodes tokens absorbed after prompts; the other has the same tokens as parts of longer prompts.
+    """
     like, lens = layer.embedding, [len(t) for t in tokens]
     whole = Cache(layer.sizes, len(tokens), max(lens), page_size, like)
     want = layer(torch.cat(tokens), lens, whole, absorb=False).split(lens)

@@ -2,7 +2,7 @@
 
     python examples/train_delta_net.py --steps 300 --compile --picture loss.svg
 
-Lengths differ from batch to batch; compiled, all of them are one graph. The picture has the loss of each model.
+Lengths differ from batch to batch; one compiled graph serves all of them. The picture has the loss of each model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
 
 
 def characters() -> tuple[torch.Tensor, str]:
-    """The text as numbers of its characters, and the characters."""
+    """Return the text as indices of its characters, and the characters."""
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     text = "\n".join(path.read_text() for path in files)
     alphabet = "".join(sorted(set(text)))
@@ -37,7 +37,7 @@ def train(
     model: LanguageModel, text: torch.Tensor, steps: int, compiled: bool, name: str = "", rows: int = 8,
     lengths: tuple[int, int] = (64, 256), rate: float = 2e-3, quiet: bool = False,
 ) -> list[float]:  # fmt: skip
-    """Returns the loss of each step. Batches are the same in every call."""
+    """Return the loss of each step. Batches are the same in every call."""
     device = model.norm.device
     loss_of = torch.compile(model.loss, fullgraph=True, dynamic=True) if compiled else model.loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -58,7 +58,8 @@ def train(
 
 
 def picture(curves: dict[str, list[float]], width: int = 640, height: int = 360) -> str:
-    """Curves of losses over steps as an SVG."""
+    """Return curves of losses over steps as an SVG."""
+
     left, right, top, bottom = 48, width - 12, 12, height - 32
     most = max(max(losses) for losses in curves.values())
     steps = max(len(losses) for losses in curves.values())

@@ -54,16 +54,16 @@ Seconds are CPU seconds of all compilers of a module, measured while as many ran
 
 
 def attention_families() -> tuple[str, ...]:
-    """The families whose modules are specialised on sizes of heads."""
+    """Return the families whose modules are specialised on head sizes."""
     return tuple(name for name in families() if "head_dims" in {axis.name for axis in axes([name])})
 
 
 def rows(directories: Iterable[Path]) -> Iterator[tuple[str, str, str, str]]:
-    """Module, target, KiB and seconds of every artifact of an attention family, by name."""
+    """Yield module, target, KiB and seconds of every artifact of an attention family, by name."""
     places = sorted((path for directory in directories for path in directory.iterdir()), key=lambda path: path.name)
     for place in places:
         found = read(place, place.name)
-        # prefill_backward has one module for all sizes, and prefill's name at its beginning.
+        # prefill_backward begins like prefill, but has one module for all sizes.
         longest = max(filter(place.name.startswith, ("", *families())), key=len)
         if isinstance(found, Artifact) and longest in attention_families():
             size, seconds = found.manifest["size"] / 1024, found.manifest["seconds"]
@@ -72,7 +72,7 @@ def rows(directories: Iterable[Path]) -> Iterator[tuple[str, str, str, str]]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="where artifacts are")
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="directories of artifacts")
     options = parser.parse_args(arguments)
     missing = [str(path) for path in options.directories if not path.is_dir()]
     if missing:

@@ -1,14 +1,14 @@
-"""Compare what a serving engine asks of flashinfer with the contract and with this tree.
+"""Compare a serving engine's uses of flashinfer with the contract and with this tree.
 
     python scripts/engine_contract.py vllm-0.33.0-*.whl sglang-0.5.23-*.whl     # wheels, or folders of sources
-    python scripts/engine_contract.py --all vllm-0.33.0-*.whl                   # every use, the known ones too
+    python scripts/engine_contract.py --all vllm-0.33.0-*.whl                   # every use, also known ones
 
 An engine's Python is read and never run. A use is an import, a question (``hasattr``, ``getattr``, ``find_spec``, a
 parameter in ``inspect.signature``), an attribute, or a call with its number of positional arguments and its keywords.
 Names are followed through assignments, functions that wrap an import, and modules of the engine that pass them on.
 
-A line is printed for each use that tests/integrations/contract does not know, for each name that it calls served and
-this tree lacks, and for each call that this tree refuses. The exit code is 1 where there is a line.
+The script prints a line for each use that tests/integrations/contract does not know, for each name that the contract
+calls served and this tree lacks, and for each call that this tree refuses. With any line the exit code is 1.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # this tree, whichever one is installed
+sys.path.insert(0, str(ROOT))  # this tree, even if another one is installed
 
 from tests.integrations.contract import facts  # noqa: E402
 
 PACKAGE = "flashinfer"
-LOOKS_UP = re.compile("import|find_spec|submodule|hasattr")  # functions that take a name of ours as text
+LOOKS_UP = re.compile("import|find_spec|submodule|hasattr")  # functions that take a name of this package as text
 METHODS = {"plan", "run", "begin_forward", "forward", "forward_return_lse", "run_return_lse", "end_forward"}
 
 
@@ -95,7 +95,7 @@ def catches_absence(handler: ast.ExceptHandler) -> bool:
 
 
 class Reader(ast.NodeVisitor):
-    """Reads one module: its names that stand for ours, and its uses."""
+    """Reader of one module: its names for objects of this package, and its uses."""
 
     def __init__(self, file: str, exported: dict[str, str]) -> None:
         self.file, self.exported, self.module = file, exported, module_of(file)
@@ -118,7 +118,7 @@ class Reader(ast.NodeVisitor):
         return None
 
     def resolve(self, node: ast.AST | None) -> str | None:
-        """Return the dotted name of ours that an expression stands for."""
+        """Return the dotted name in this package that an expression refers to."""
         if isinstance(node, ast.Name):
             return self.find(node.id)
         if isinstance(node, ast.Attribute):
@@ -134,7 +134,7 @@ class Reader(ast.NodeVisitor):
         return None
 
     def made(self, node: ast.Call) -> str | None:
-        """Return the name of ours that a call returns: ``getattr``, an import by name, a wrapper of one."""
+        """Return the name in this package that a call returns: ``getattr``, an import by name, a wrapper of one."""
         texts = [text_of(arg) for arg in node.args]
         function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if function == "getattr" and len(texts) > 1 and texts[1]:
@@ -258,7 +258,7 @@ class Reader(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        """``"group" in inspect.signature(f).parameters``, also by a name for the parameters."""
+        """Record ``"group" in inspect.signature(f).parameters``, also with a variable for the parameters."""
         asked = text_of(node.left)
         if asked and isinstance(node.ops[0], ast.In | ast.NotIn):
             name = self.signature_of(node.comparators[0])
@@ -297,7 +297,7 @@ class Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_List(self, node: ast.List | ast.Tuple) -> None:
-        """``[("flashinfer.comm", "Mapping"), ...]``: rows of what is asked for by name."""
+        """Record ``[("flashinfer.comm", "Mapping"), ...]``: rows of names that are looked up."""
         rows = [[text_of(part) for part in one.elts] for one in node.elts if isinstance(one, ast.Tuple)]
         rows = [row for row in rows if len(row) == 2 and all(row) and is_ours(row[0])]
         if any("." in str(row[0]) for row in rows):
@@ -318,7 +318,7 @@ def read(path: Path) -> list[Use]:
             except SyntaxError:
                 continue
     exported: dict[str, str] = {}
-    for _ in range(3):  # names travel through a few modules
+    for _ in range(3):  # names pass through a few modules
         readers = []
         for file, tree in trees.items():
             reader = Reader(file, exported)
@@ -346,7 +346,7 @@ def own(name: str) -> str:
 
 
 def complaint(use: Use) -> str | None:
-    """Return what is wrong with a use: it is unknown, or this tree refuses it."""
+    """Return the fault of a use: it is unknown, or this tree refuses it."""
     name = own(use.name)
     if use.kind == "private":
         return None if name.split(".")[-1] in {*facts.PRIVATE, *facts.ENGINES_OWN} else "unknown"

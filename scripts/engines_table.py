@@ -1,7 +1,7 @@
 """Write the tables of docs/engines.md from the facts of tests/integrations/contract.
 
-python scripts/engines_table.py            # write the tables anew
-python scripts/engines_table.py --check    # exit code 1 where they are not what the facts say
+python scripts/engines_table.py            # write the tables
+python scripts/engines_table.py --check    # exit with 1 if they differ from the facts
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAY = {"serves": "served", "raises": "refused", "absent": "elsewhere"}
 
 
 def capabilities() -> str:
-    """Return a row for each capability and state: names, engines, use, and the reason of what is not served."""
+    """Return a row for each capability and state: names, engines, use, and the reason if it is not served."""
     rows: dict[tuple[str, str, str, str], tuple[list[str], list[str]]] = {}
     for fact in NAMES.values():
         names, engines = rows.setdefault((fact.capability, fact.use, fact.state, fact.reason), ([], []))

@@ -1,7 +1,7 @@
 """Write the two lists of names that the package reads: public names, and operators with their schemas.
 
 python scripts/init_stub.py            # after a name or an operator was added
-python scripts/init_stub.py --check    # exit 1 where a list is out of date
+python scripts/init_stub.py --check    # exit with 1 if a list is out of date
 
 ``flashinfer/__init__.pyi`` maps each public name to the one module that its first use imports; type checkers and editors
 read it too. ``flashinfer/_ops/schemas.py`` maps each module to its operators, for programs saved with them.
@@ -19,14 +19,14 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # this tree's names, whichever one is installed
+sys.path.insert(0, str(ROOT))  # this tree, even if another one is installed
 sys.modules["flashinfer._ops.schemas"] = ModuleType("flashinfer._ops.schemas")
 sys.modules["flashinfer._ops.schemas"].SCHEMAS = {}  # type: ignore[attr-defined] # the list that is made here
 
 import flashinfer  # noqa: E402
 from flashinfer._ops import declared  # noqa: E402
 
-# Their names are found in the module only: another family, or another library, has some of them too.
+# These names are found only in the module, because another family or library has some of them too.
 OWN_NAMES = {
     "cli", "deep_gemm", "delta_rule", "dsv3_ops", "env", "errors", "gdn_kernels", "integrations", "jit", "profiler",
     "testing", "tllm_enums", "topk", "triton", "utils",
@@ -62,7 +62,7 @@ def stub() -> str:
         if name not in OWN_NAMES:
             module = importlib.import_module(f"flashinfer.{name}")
             written = names_in(module)
-            # Type checkers cannot see a name that the module makes while it is imported.
+            # Type checkers cannot see a name that the module creates during its import.
             lines += [
                 f"from .{name} import {one} as {one}{'' if one in written else '  # type: ignore[attr-defined]'}\n"
                 for one in sorted(module.__all__)
@@ -76,7 +76,7 @@ def names_in(module: ModuleType) -> set[str]:
 
 
 def schemas(found: dict[str, list[str]]) -> str:
-    """Return the text of ``flashinfer/_ops/schemas.py`` for what ``record`` has found."""
+    """Return the text of ``flashinfer/_ops/schemas.py`` for the operators that ``record`` found."""
     for module in pkgutil.iter_modules(flashinfer.__path__, "flashinfer."):
         if module.name.split(".")[1] not in WITHOUT_OPERATORS:
             package = importlib.import_module(module.name)

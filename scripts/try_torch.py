@@ -3,9 +3,9 @@
 python scripts/try_torch.py 2.15.0                        # the families below
 python scripts/try_torch.py 2.10.0 --python python3.10 -- tests/norm -k rmsnorm
 
-It makes an environment in ``data/torch/<version>-<python>`` once, and runs pytest there with this checkout, its ``data/aot``
-and its workspace. Modules that the tests compile are compiled with the headers of the other torch. The exit status is
-pytest's. docs/torch.md has the table of what was tried.
+The script makes an environment in ``data/torch/<version>-<python>`` once, and runs pytest there with this checkout, its
+``data/aot`` and its workspace. The tests compile modules with the headers of the other torch. The exit status is
+pytest's. docs/torch.md has the table of tried versions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = (
     "norm", "activation", "page", "decode", "prefill", "sampling", "mla", "gemm", "rope", "delta_rule", "torch",
 )  # fmt: skip
-# Tests import these; the others of the extra `test` are for builds, stores and models.
+# Tests import these. Other packages of the extra `test` are for builds, stores and models.
 PACKAGES = ("hypothesis", "numpy", "pytest", "pytest-xdist", "setuptools")
 ASK = "import platform, torch; print(platform.python_version(), torch.__version__)"
 
 
 def environment_of(version: str, python: str) -> Path:
-    """Return the interpreter of an environment with a torch, which is made where it is missing."""
+    """Return the interpreter of an environment with a torch. Make the environment if it is missing."""
     number = subprocess.run(
         [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -37,14 +37,14 @@ def environment_of(version: str, python: str) -> Path:
         subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
         needs = [need for need in dependencies() if re.split("[<>=]", need)[0] != "torch"]
         install = [str(interpreter), "-m", "pip", "install", "--quiet", f"torch=={version}", *needs, *PACKAGES]
-        # A user's or a machine's constraint on torch is what this command is to get around.
+        # The environment must ignore a user's or a machine's constraint on torch.
         subprocess.run(install, check=True, env={**os.environ, "PIP_CONFIG_FILE": os.devnull})
         done.touch()
     return interpreter
 
 
 def dependencies() -> list[str]:
-    """Return the package's dependencies. Python 3.10 has no parser of TOML."""
+    """Return the package's dependencies. Python 3.10 has no TOML parser."""
     _, _, rest = (ROOT / "pyproject.toml").read_text().partition("\ndependencies = [\n")
     return re.findall(r'^    "(.+)",$', rest.partition("\n]\n")[0], re.MULTILINE)
 
@@ -52,8 +52,8 @@ def dependencies() -> list[str]:
 def main() -> int:
     """Make the environment, run the tests and return their exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("version", help="of torch, such as 2.15.0")
-    parser.add_argument("--python", default=sys.executable, help="interpreter to start from; this one by default")
+    parser.add_argument("version", help="version of torch, such as 2.15.0")
+    parser.add_argument("--python", default=sys.executable, help="interpreter; this one by default")
     parser.epilog = "After -- stand pytest's arguments, by default the families' tests."
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:cut])
