@@ -1,8 +1,8 @@
-"""Compare attention with torch's in one run: prefill in FLOP/s, paged decode in bytes of the cache per second.
+"""Compare attention with torch's in one run: prefill in FLOP/s, paged decode in bytes per second.
 
-FLOPs are 4 * queries * keys * heads * head_dim, halved when causal. Torch reads contiguous keys in its fastest layout,
-never pages. `vs_torch` is torch's time over ours. On a CPU calls alternate and the fastest of each counts, because other
-processes only add time.
+FLOPs are 4 * queries * keys * heads * head_dim, halved when causal. Torch reads contiguous keys in its
+fastest layout, never pages. `vs_torch` is torch's time over ours. On a CPU calls alternate and the fastest of
+each counts, because other processes only add time.
 """
 
 from __future__ import annotations

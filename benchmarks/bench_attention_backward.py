@@ -1,10 +1,11 @@
 """Compare the backward pass of attention with torch's in one run, without forward passes.
 
-FLOPs are those of five products: 10 * queries * keys * heads * head_dim, halved when causal. Torch has its fastest layout.
-`vs_torch` is torch's time over ours. On a CPU calls alternate and the fastest of each counts. On CUDA short runs of ours,
-of torch's flash backend and of its cuDNN backend alternate, and the median of each counts. These are operators without
-autograd, except cuDNN's, which is slower for it below 0.2 ms. Columns of cuDNN are missing if it refuses the shape.
-`composition_ms` is the time of a composition of torch's functions.
+FLOPs are those of five products: 10 * queries * keys * heads * head_dim, halved when causal. Torch has its
+fastest layout. `vs_torch` is torch's time over ours. On a CPU calls alternate and the fastest of each counts.
+On CUDA short runs of ours, of torch's flash backend and of its cuDNN backend alternate, and the median of
+each counts. These are operators without autograd, except cuDNN's, which is slower for it below 0.2 ms.
+Columns of cuDNN are missing if it refuses the shape. `composition_ms` is the time of a composition of torch's
+functions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Compare ways to compute a batch's attention: a loop, the batch as heads, one block-diagonal mask, the ragged wrapper.
+"""Compare ways to compute a batch's attention: a loop, heads, one block-diagonal mask, the ragged wrapper.
 
-Each request has queries over as many keys, causal. `eager` is the time of a Python call. `graph` is the same captured: a
-CUDA graph, or on a CPU a graph of torch.compile. On a CPU ways alternate and the fastest call of each counts. `plan` is
-the ragged wrapper's plan(), once for each set of lengths for all layers. `vs_loop` is the loop's time over a way's, in
-the same mode.
+Each request has queries over as many keys, causal. `eager` is the time of a Python call. `graph` is the same
+captured: a CUDA graph, or on a CPU a graph of torch.compile. On a CPU ways alternate and the fastest call of
+each counts. `plan` is the ragged wrapper's plan(), once for each set of lengths for all layers. `vs_loop` is
+the loop's time over a way's, in the same mode.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def wall(call: Way) -> float:
 def ways(
     lens: list[int], heads: int, kv_heads: int, dim: int, device: str
 ) -> tuple[dict[str, Way], Callable[[], None]]:
-    """Return attention of all requests by name, ``[sum(lens), heads, dim]``, and the plan of the ragged wrapper."""
+    """Return attention of all requests by name, ``[sum(lens), heads, dim]``, and the ragged wrapper's plan."""
     batch, dtype, total = len(lens), DTYPES[device], sum(lens)
     q, k, v = (torch.randn(total, n, dim, device=device).to(dtype) for n in (heads, kv_heads, kv_heads))
     out, ends = torch.empty_like(q), torch.tensor(lens).cumsum(0)

@@ -1,4 +1,4 @@
-"""Measure the build system: cold builds, warm first calls in new processes, import, an AOT run with nothing to do."""
+"""Measure the build system: cold builds, warm first calls in new processes, import, an empty AOT run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure build_aot.py --cluster on this machine with one and two workers, one compiler and one directory each.
+"""Measure build_aot.py --cluster on this machine with one and two workers, one compiler each.
 
 With ``--sleep SECONDS`` compilers only sleep. This measures the scheduling of modules on a busy machine.
 """

@@ -1,9 +1,10 @@
-"""Compare a compiled decoder layer with the same layer of torch's functions over a gathered cache, in one run.
+"""Compare a compiled decoder layer with the same layer of torch's functions over a gathered cache.
 
-Both are compiled with fullgraph=True, on CUDA with mode="reduce-overhead". `error` is the largest error of a token
-relative to its norm, against the same layer in eager float32. A larger error than the dtype allows, or a second graph,
-ends the run. `vs_torch` is torch's time over ours. Torch's layer gathers keys and values from the pages in each step.
-`vs_sdpa` compares with a layer whose keys are already gathered, which a paged cache never provides.
+Both are compiled with fullgraph=True, on CUDA with mode="reduce-overhead". `error` is the largest error of a
+token relative to its norm, against the same layer in eager float32. A larger error than the dtype allows, or
+a second graph, ends the run. `vs_torch` is torch's time over ours. Torch's layer gathers keys and values from
+the pages in each step. `vs_sdpa` compares with a layer whose keys are already gathered, which a paged cache
+never provides.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def measured(layer: DecoderLayer, x: torch.Tensor) -> tuple[float, float]:
 
 
 def _cuda_seconds(step: DecoderLayer, x: torch.Tensor, runs: int = 200) -> float:
-    """Return the median over events around single steps, which are replays. A layer's weights exceed the L2."""
+    """Return the median over events around single steps, which are replays.
+
+    A layer's weights exceed the L2.
+    """
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(runs)]
     for start, stop in events:
         start.record()

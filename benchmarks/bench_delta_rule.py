@@ -4,9 +4,9 @@ On CUDA also compare the chunk form with the recurrent one.
 
     python benchmarks/bench_delta_rule.py [--device cpu] [--only NAME] [--json FILE]
 
-Each line has milliseconds of the forward pass, and of forward and backward pass. On a CPU they are CPU time of all
-threads, which other processes change least (OMP_NUM_THREADS=1 for one thread). On CUDA there are three shapes of large
-training runs with a cold cache, without torch's form, which exceeds the memory.
+Each line has milliseconds of the forward pass, and of forward and backward pass. On a CPU they are CPU time
+of all threads, which other processes change least (OMP_NUM_THREADS=1 for one thread). On CUDA there are three
+shapes of large training runs with a cold cache, without torch's form, which exceeds the memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 def in_torch(q: Any, k: Any, v: Any, g: Any, beta: Any) -> torch.Tensor:
-    """Compute the gated rule by chunks of 64 tokens: a triangular system for each, products, a loop over chunks."""
+    """Compute the gated rule by chunks of 64 tokens: a triangular system each, products, a loop over chunks."""
     batch, tokens, heads, keys = q.shape
     chunks = tokens // CHUNK
     q, k, v, g, beta = (

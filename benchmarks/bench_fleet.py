@@ -1,8 +1,8 @@
 """Simulate the start of a fleet, and start 100 real processes on this machine.
 
-The simulation has 1,000 hosts of 8 ranks and a store with S3's limits. It runs the decisions of the real client event by
-event. A GET takes 20 ms and more (lognormal, median 35). Each partition serves 5,500 GET/s and answers 503 above that. A
-host's link has 10 Gbit/s. A module that no store returns is compiled.
+The simulation has 1,000 hosts of 8 ranks and a store with S3's limits. It runs the decisions of the real
+client event by event. A GET takes 20 ms and more (lognormal, median 35). Each partition serves 5,500 GET/s
+and answers 503 above that. A host's link has 10 Gbit/s. A module that no store returns is compiled.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class Simulation:
 
 
 class Host:
-    """One host. The first of its ranks holds the module's lock, so the host asks once, ``herd.AT_ONCE`` at a time."""
+    """One host.
+
+    The first of its ranks holds the module's lock, so the host asks once, ``herd.AT_ONCE`` at a time.
+    """
 
     def __init__(self, of: Simulation, number: int) -> None:
         self.of, self.number, self.store = of, number, transport.Store("unsigned+http://store")

@@ -1,4 +1,4 @@
-"""Compare matrix products, grouped or not, and experts with torch's: time, FLOP/s, bytes of weights per second.
+"""Compare matrix products, grouped or not, and experts with torch's: time, FLOP/s, bytes per second.
 
     python benchmarks/bench_gemm.py [--device cpu] [--only grouped] [--json FILE]
 
@@ -31,7 +31,8 @@ FP8 = torch.float8_e4m3fn
 class Row(NamedTuple):
     """Product of ``groups`` x ``rows`` rows on average with matrices ``[n, k]``.
 
-    Experts are a layer with ``groups`` experts, sizes ``n`` and ``k``, and ``rows`` tokens with ``top_k`` experts each.
+    Experts are a layer with ``groups`` experts, sizes ``n`` and ``k``, and ``rows`` tokens with ``top_k``
+    experts each.
     """
 
     name: str

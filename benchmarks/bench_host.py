@@ -1,7 +1,7 @@
 """Compare host time of a call after the first with torch's, before and after the import of torch._dynamo.
 
-Problems are as small as possible, because only host time matters. On CUDA nothing waits for the kernel. On a CPU the
-kernel is part of the time, with one thread.
+Problems are as small as possible, because only host time matters. On CUDA nothing waits for the kernel. On a
+CPU the kernel is part of the time, with one thread.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def attention(device: str) -> Calls:
 
 
 def measured(calls: Calls, device: str) -> dict[str, float]:
-    """Return the shortest of several medians of each, a round apart: a CPU may take ten seconds to reach its clock."""
+    """Return the shortest of several medians of each. A CPU may take ten seconds to reach its clock."""
     rounds, end = [], time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         rounds.append({name: host_seconds(call, device) for name, call in calls.items()})

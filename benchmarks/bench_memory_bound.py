@@ -1,7 +1,7 @@
 """Compare norm, activation, rope and page with the memory's speed and with torch, in one run.
 
-Bytes count each input and each output once. `of_copy` is the share of the rate of a copy of the same size. `vs_torch` is
-torch's time over ours.
+Bytes count each input and each output once. `of_copy` is the share of the rate of a copy of the same size.
+`vs_torch` is torch's time over ours.
 """
 
 from __future__ import annotations

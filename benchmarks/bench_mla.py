@@ -2,9 +2,9 @@
 
     python benchmarks/bench_mla.py [--device cuda] [--backend auto] [--json FILE]
 
-Each line is a batch. On a GPU graphs are replayed: median time, FLOP/s (2 * keys * heads * (576 + 512)) and bytes of the
-cache per second. On a CPU calls alternate with torch, whose cache is one tensor with all keys of a request in order. The
-wall clock counts, and CPU time because other programs may run.
+Each line is a batch. On a GPU graphs are replayed: median time, FLOP/s (2 * keys * heads * (576 + 512)) and
+bytes of the cache per second. On a CPU calls alternate with torch, whose cache is one tensor with all keys of
+a request in order. The wall clock counts, and CPU time because other programs may run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def graph_time(wrapper: Any, inputs: Inputs) -> float:
 
 
 def torch_attention(q: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Compute torch's attention of ``q``, ``[requests, heads, 576]``, over ``cache``, ``[requests, keys, 576]``."""
+    """Compute torch's attention of ``q``, ``[requests, heads, 576]``, over ``[requests, keys, 576]``."""
     weights = torch.softmax(torch.bmm(q, cache.transpose(1, 2)).float() * SCALE, -1).to(q.dtype)
     return torch.bmm(weights, cache[..., :512])
 

@@ -1,11 +1,13 @@
 """Measure plans by the number of requests, and host time of run(). Tables are on the host, as in engines.
 
     python benchmarks/bench_plan.py                                     # this checkout
-    python benchmarks/bench_plan.py --before ../before --peer DIRECTORY # also another checkout, and FlashInfer
+    python benchmarks/bench_plan.py --before ../before --peer DIRECTORY # also another checkout, and
+    FlashInfer
 
-``--before`` is a checkout, ``--peer`` a directory with FlashInfer's ``flashinfer`` (``pip install --target``). They
-alternate with this checkout, each round in its own process. A row's time is the minimum over rounds, because other
-processes only add time. A plan is timed with an idle device, as a server waits between two steps.
+``--before`` is a checkout, ``--peer`` a directory with FlashInfer's ``flashinfer``
+(``pip install --target``). They alternate with this checkout, each round in its own process. A row's time is
+the minimum over rounds, because other processes only add time. A plan is timed with an idle device, as a
+server waits between two steps.
 """
 
 from __future__ import annotations

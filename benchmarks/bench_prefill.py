@@ -1,8 +1,9 @@
-"""Compare prefill with torch's cuDNN and flash backends in one process on a GPU: TFLOP/s in bursts and under load.
+"""Compare prefill with torch's cuDNN and flash backends on a GPU: TFLOP/s in bursts and under load.
 
-Each shape has 16,384 tokens of queries. FLOPs are 4 * queries * keys * heads * head_dim of unmasked pairs (with the mean of
-both head dimensions if these differ). `burst` is the median of alternating calls. `steady` is the mean of half a second
-of calls after a warm-up of one second. `vs` is the time of torch's best over ours.
+Each shape has 16,384 tokens of queries. FLOPs are 4 * queries * keys * heads * head_dim of unmasked pairs
+(with the mean of both head dimensions if these differ). `burst` is the median of alternating calls. `steady`
+is the mean of half a second of calls after a warm-up of one second. `vs` is the time of torch's best over
+ours.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def options(heads: tuple[int, int, int, int], length: int, causal: bool, report:
 
 
 def sigmoid(dim: int) -> tuple:
-    """Return ``jit_args`` of FlashSigmoid, a variant without softmax with scale and bias as arguments of ``run``."""
+    """Return ``jit_args`` of FlashSigmoid, a variant without softmax that takes scale and bias in ``run``."""
     parameters = [], [], ["logits_scale", "sigmoid_bias"], ["double", "double"]
     dtypes = (torch.bfloat16,) * 3
     header = "#include <flashinfer/attention/variants.h>\n"

@@ -1,9 +1,9 @@
-"""Compare sampling with torch: graph replays over rotating inputs beyond the L2 on CUDA, calls of one thread on a CPU.
+"""Compare sampling with torch: graph replays beyond the L2 on CUDA, calls of one thread on a CPU.
 
     python benchmarks/bench_sampling.py [--device cuda] [--vocab 128256] [--json FILE]
 
-Each line is a function and a batch: median time, time of torch's nearest function, and the floor by bytes. Rows are flat
-(softmax of normal numbers) or peaked (of five times those).
+Each line is a function and a batch: median time, time of torch's nearest function, and the floor by bytes.
+Rows are flat (softmax of normal numbers) or peaked (of five times those).
 """
 
 from __future__ import annotations

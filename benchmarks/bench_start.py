@@ -2,8 +2,9 @@
 
     python benchmarks/bench_start.py --rounds 9 --tree /path/of/another/checkout
 
-Each round starts one process per tree, alternately, and each row is the median of its rounds. Torch is imported before
-the clock starts. ``warm hit`` is ``build_and_load()`` of norm's module, built by an earlier process.
+Each round starts one process per tree, alternately, and each row is the median of its rounds. Torch is
+imported before the clock starts. ``warm hit`` is ``build_and_load()`` of norm's module, built by an earlier
+process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the warm artifact store: 20 modules in a new process, torch.utils.cpp_extension.load, keys, look-ups."""
+"""Measure the warm artifact store: 20 modules in a new process, torch's extension loader, keys, look-ups."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     git worktree add ../before COMMIT
     python benchmarks/compare_trees.py ../before . bench_memory_bound.py bench_attention.py --rounds 3
 
-Each run has its own process. A row's time is the minimum over rounds, because other processes only add time. Rows slower
-by more than `--allow` are marked, and the exit status is 1.
+Each run has its own process. A row's time is the minimum over rounds, because other processes only add time.
+Rows slower by more than `--allow` are marked, and the exit status is 1.
 """
 
 from __future__ import annotations

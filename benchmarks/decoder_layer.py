@@ -40,7 +40,8 @@ class Requests:
         self.last = torch.tensor([(length - 1) % sizes.page_size + 1 for length in lengths], **ints)
         self.requests = torch.arange(self.batch, **ints)
         self.positions = torch.tensor(lengths, **ints) - 1
-        # Slots in the order of tokens, for torch's attention. After a request's last token, its first is repeated.
+        # Slots in the order of tokens, for torch's attention. After a request's last token, its first is
+        # repeated.
         longest, first = max(lengths), self.indptr[:-1, None].long()
         token = torch.arange(longest, device=device)
         seen = token < torch.tensor(lengths, device=device)[:, None]

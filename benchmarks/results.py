@@ -3,7 +3,8 @@
     python benchmarks/results.py            # write the page
     python benchmarks/results.py --check    # exit with 1 if the page is not what would be written
 
-A file has the schema of ``Report.write`` in timing.py. ``SHOWN`` selects the rows of each table; files keep all rows.
+A file has the schema of ``Report.write`` in timing.py. ``SHOWN`` selects the rows of each table; files keep
+all rows.
 """
 
 from __future__ import annotations

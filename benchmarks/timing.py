@@ -18,7 +18,10 @@ Call = Callable[[int], object]  # runs the function on input set number i
 
 
 def seconds(call: Call, sets: int, device: str, budget: float = 0.4) -> float:
-    """Return the median time of one call. CUDA: replays of a graph over all sets, timed by events. CPU: wall clock."""
+    """Return the median time of one call.
+
+    CUDA: replays of a graph over all sets, timed by events. CPU: wall clock.
+    """
     return _cuda_seconds(call, sets, budget) if device == "cuda" else _cpu_seconds(call, sets, budget)
 
 
@@ -84,9 +87,9 @@ def sets_for(total_bytes: int, device: str) -> int:
 class Report:
     """Collect the rows of a benchmark, print each at once, and write them as JSON.
 
-    A row has its ``shape``, ours and each peer in one ``unit``, and optionally the share of the floor that ours reached:
-    bytes over the copy rate, or FLOPs over the peak. ``more`` has further numbers of ours. ``benchmarks/results.py``
-    writes RESULTS.md from such files.
+    A row has its ``shape``, ours and each peer in one ``unit``, and optionally the share of the floor that
+    ours reached: bytes over the copy rate, or FLOPs over the peak. ``more`` has further numbers of ours.
+    ``benchmarks/results.py`` writes RESULTS.md from such files.
 
     Args:
         family: the table of RESULTS.md for the rows.

@@ -1,8 +1,8 @@
 """A small language model of DeltaNet layers on flashinfer's operators; train_delta_net.py trains it.
 
-A layer is q, k, v -> short convolution -> delta rule -> norm -> projection, as in DeltaNet and Gated DeltaNet. With
-``gated`` the state decays and the norm has a gate. Sequences run in the chunk form. A further token runs as a step on the
-states after the sequence, which change in place.
+A layer is q, k, v -> short convolution -> delta rule -> norm -> projection, as in DeltaNet and Gated
+DeltaNet. With ``gated`` the state decays and the norm has a gate. Sequences run in the chunk form. A further
+token runs as a step on the states after the sequence, which change in place.
 """
 
 from __future__ import annotations

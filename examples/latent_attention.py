@@ -2,10 +2,11 @@
 
     python examples/latent_attention.py [--device cuda] [--prompt 700] [--steps 8]
 
-The cache has 512 + 64 numbers per token: a latent, and a rotary key that all heads share. A prompt's latents are expanded
-to keys of 192 and values of 128 numbers for each head, which is cheapest for many queries and many keys. A decoded token
-reads the cache directly: the matrix that would expand keys is applied to the query, and the one that would expand values
-to the output. Both give the same logits, which this program compares.
+The cache has 512 + 64 numbers per token: a latent, and a rotary key that all heads share. A prompt's latents
+are expanded to keys of 192 and values of 128 numbers for each head, which is cheapest for many queries and
+many keys. A decoded token reads the cache directly: the matrix that would expand keys is applied to the
+query, and the one that would expand values to the output. Both give the same logits, which this program
+compares.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Cache:
     def grow(self, new: list[int]) -> tuple[torch.Tensor, ...]:
         """Reserve slots for new tokens of each request.
 
-        Return the bounds of the requests, the request and position of each token, and the tables of all used pages.
+        Return the bounds of the requests, the request and position of each token, and the tables of all used
+        pages.
         """
         self.lens += torch.tensor(new, dtype=torch.int32)
         starts = torch.tensor([0, *new], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -116,7 +118,7 @@ class Layer(nn.Module):
         cache: Cache,
         at: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        """Compute attention of prompts with an empty cache: each head has keys of 192 and values of 128 numbers."""
+        """Compute attention of prompts with an empty cache: keys of 192 and values of 128 numbers per head."""
         s, starts = self.sizes, at[0]
         k_nope = torch.einsum("tl,hnl->thn", ckv, self.k_b)
         v = torch.einsum("tl,hvl->thv", ckv, self.v_b)

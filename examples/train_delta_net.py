@@ -2,7 +2,8 @@
 
     python examples/train_delta_net.py --steps 300 --compile --picture loss.svg
 
-Lengths differ from batch to batch; one compiled graph serves all of them. The picture has the loss of each model.
+Lengths differ from batch to batch; one compiled graph serves all of them. The picture has the loss of each
+model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Names that engines import without a guard, for hardware or machines without kernels in this library.
 
-An engine looks for a package called ``flashinfer`` and then imports such names on every GPU and for every model. The
-import succeeds, and a call raises :class:`flashinfer.errors.UnsupportedError`. Names that engines import with a guard are
-missing, so the engine takes another path.
+An engine looks for a package called ``flashinfer`` and then imports such names on every GPU and for every
+model. The import succeeds, and a call raises :class:`flashinfer.errors.UnsupportedError`. Names that engines
+import with a guard are missing, so the engine takes another path.
 """
 
 from __future__ import annotations

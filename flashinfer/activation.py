@@ -1,7 +1,7 @@
 """Gated activations: ``act(gate) * up`` of the two halves of the last dimension.
 
-Every function has a gradient, also with ``out``: autograd treats the write as a ``copy_``. The CPU also takes float64,
-to check gradients; its error is at most 1e-8.
+Every function has a gradient, also with ``out``: autograd treats the write as a ``copy_``. The CPU also takes
+float64, to check gradients; its error is at most 1e-8.
 """
 
 from __future__ import annotations
@@ -58,20 +58,21 @@ _gelu, _gelu_out = _define("gelu")
 
 
 def silu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
-    """Apply SwiGLU's gate: ``out = silu(input[..., :d]) * input[..., d:]`` with ``silu(x) = x / (1 + exp(-x))``.
+    """Apply SwiGLU's gate: ``silu(input[..., :d]) * input[..., d:]`` with ``silu(x) = x / (1 + exp(-x))``.
 
     Args:
-        input: ``[..., 2 * d]`` (float32, float16, bfloat16); any ``d``, any strides of leading dimensions that three
-            dimensions can express.
+        input: ``[..., 2 * d]`` (float32, float16, bfloat16); any ``d``, any strides of leading dimensions
+            that three dimensions can express.
         out: ``[..., d]``, same dtype; may be ``input[..., :d]`` itself. Allocated by default.
-        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU has it.
+        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU
+            has it.
 
     Returns:
         ``out``.
 
     Raises:
-        ValueError: an odd last dimension, invalid shapes, strides or devices, or an ``out`` that overlaps ``input`` in
-            another way.
+        ValueError: an odd last dimension, invalid shapes, strides or devices, or an ``out`` that overlaps
+            ``input`` in another way.
         TypeError: invalid dtypes.
 
     Source: Shazeer: GLU Variants Improve Transformer, 2020. The product is rounded once; no ``x`` overflows.
@@ -102,7 +103,9 @@ def gelu_tanh_and_mul(
 
 
 def gelu_and_mul(input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None) -> torch.Tensor:
-    """Apply a gate with exact GELU: ``gelu(input[..., :d]) * input[..., d:]``, ``gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))``.
+    """Apply a gate with exact GELU: ``out = gelu(input[..., :d]) * input[..., d:]``.
+
+    ``gelu(x) = x / 2 * (1 + erf(x / sqrt(2)))``.
 
     ``erfc`` computes it, so results for negative ``x`` keep their digits.
 

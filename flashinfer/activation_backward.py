@@ -43,8 +43,8 @@ def silu_and_mul_backward(grad: torch.Tensor, input: torch.Tensor) -> torch.Tens
 
     Args:
         grad: ``[..., d]``, the gradient of the result; ``input``'s dtype.
-        input: ``[..., 2 * d]`` (float32, float16, bfloat16; on the CPU also float64); any strides of leading dimensions
-            that three dimensions can express, also for ``grad``.
+        input: ``[..., 2 * d]`` (float32, float16, bfloat16; on the CPU also float64); any strides of leading
+            dimensions that three dimensions can express, also for ``grad``.
 
     Returns:
         ``[..., 2 * d]``, contiguous.

@@ -1,7 +1,7 @@
 """FlashInfer's tuner of kernels. This library tunes nothing at run time: plans select kernels by sizes.
 
-Engines wrap their warm-up in :func:`autotune` or :func:`autotune_v2` and share files of tactics between ranks. Contexts
-run their block, files hold only the environment, and ranks never differ.
+Engines wrap their warm-up in :func:`autotune` or :func:`autotune_v2` and share files of tactics between
+ranks. Contexts run their block, files hold only the environment, and ranks never differ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _collect_metadata() -> dict[str, str]:
 class AutoTuner:
     """Tuner of the process, returned by :meth:`get`.
 
-    ``is_tuning_mode`` is true inside a context that tunes. vLLM reads ``_dirty`` before it saves; it is always false.
+    ``is_tuning_mode`` is true inside a context that tunes. vLLM reads ``_dirty`` before it saves; it is
+    always false.
     """
 
     _instance: AutoTuner | None = None
@@ -60,7 +61,10 @@ class AutoTuner:
         Path(path).write_text(json.dumps({"_metadata": _collect_metadata()}))
 
     def load_configs(self, path: str | Path) -> bool:
-        """Return whether :meth:`save_configs` wrote a file in an equal environment. There is nothing to load."""
+        """Return whether :meth:`save_configs` wrote a file in an equal environment.
+
+        There is nothing to load.
+        """
         try:
             return bool(json.loads(Path(path).read_text()) == {"_metadata": _collect_metadata()})
         except (OSError, ValueError):
@@ -151,7 +155,10 @@ def autotune_v2_reload() -> None:
 
 
 def set_autotune_process_group(group: Any) -> None:
-    """Store the group of ranks that tune together. :func:`get_autotune_process_group` returns it. It has no effect."""
+    """Store the group of ranks that tune together.
+
+    :func:`get_autotune_process_group` returns it. It has no effect.
+    """
     global _group
     _group = group
 

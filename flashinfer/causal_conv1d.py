@@ -1,6 +1,7 @@
 """Causal depthwise convolutions along sequences: the short convolution of Mamba, DeltaNet and related models.
 
-Functions have the names and arguments of the package causal_conv1d. The CPU also takes float64, to check gradients.
+Functions have the names and arguments of the package causal_conv1d. The CPU also takes float64, to check
+gradients.
 """
 
 from __future__ import annotations
@@ -72,31 +73,33 @@ def causal_conv1d_fn(
     *,
     cu_seqlens: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Convolve each channel with its own few taps: ``out[t] = act(bias + sum_j weight[j] x[t - (width - 1) + j])``.
+    """Convolve each channel: ``out[t] = act(bias + sum_j weight[j] x[t - (width - 1) + j])``.
 
     Args:
-        x: ``[B, channels, T]`` (float32, float16, bfloat16), of any strides. A view of ``[B, T, channels]`` is read in
-            place; other layouts are copied first.
+        x: ``[B, channels, T]`` (float32, float16, bfloat16), of any strides. A view of ``[B, T, channels]``
+            is read in place; other layouts are copied first.
         weight: ``[channels, width]``, width 2 to 4, of x's dtype or float32.
         bias: ``[channels]``, of weight's dtype.
-        initial_states: ``[N, channels, width - 1]`` of x's dtype, the times before each sequence; ``None``: zeros.
+        initial_states: ``[N, channels, width - 1]`` of x's dtype, the times before each sequence; ``None``:
+            zeros.
         return_final_states: also return the last ``width - 1`` times of each sequence.
         final_states_out: receives them and is returned for them.
         activation: ``None``, ``"silu"`` or ``"swish"``, which is the same.
-        cu_seqlens: ``[N + 1]``, int32 or int64, offsets of sequences that are packed in one batch; lengths of 0 are
-            allowed. Without it each batch is a sequence. On CUDA the host does not read its values.
+        cu_seqlens: ``[N + 1]``, int32 or int64, offsets of sequences that are packed in one batch; lengths of
+            0 are allowed. Without it each batch is a sequence. On CUDA the host does not read its values.
 
     Returns:
-        ``[B, channels, T]``, a view of new memory with contiguous channels. With ``return_final_states`` a pair of it
-        and the states, ``[N, channels, width - 1]``.
+        ``[B, channels, T]``, a view of new memory with contiguous channels. With ``return_final_states`` a
+        pair of it and the states, ``[N, channels, width - 1]``.
 
     Raises:
         ValueError: invalid shapes or devices, or another activation.
         TypeError: invalid dtypes.
 
-    There are gradients of x, weight, bias and initial_states. Sums are in float32. The gradient of a weight is summed in
-    a fixed order: the same bits in every run on one device. ``cu_seqlens`` separates packed sequences; the package
-    causal_conv1d has ``seq_idx`` for it.
+    There are gradients of x, weight, bias and initial_states. Sums are in float32. The gradient of a weight
+    is summed in
+    a fixed order: the same bits in every run on one device. ``cu_seqlens`` separates packed sequences; the
+    package causal_conv1d has ``seq_idx`` for it.
     """
     name = "causal_conv1d_fn"
     silu = _checked(name, activation, (3,), x=x, weight=weight)
@@ -119,16 +122,18 @@ def causal_conv1d_update(
     conv_state_indices: torch.Tensor | None = None,
     pad_slot_id: int = -1,
 ) -> torch.Tensor:
-    """Convolve one token of each sequence, or a few, on a pool of states that changes in place: a decoding step.
+    """Convolve one token of each sequence, or a few, and update a pool of states in place (decoding).
 
     Args:
         x: ``[B, channels]`` or ``[B, channels, T]`` (float32, float16, bfloat16), of any strides.
-        conv_state: ``[slots, channels, length]`` of x's dtype and of any strides, length at least ``width - 1``: the last
-            times of each sequence. x is appended to them.
+        conv_state: ``[slots, channels, length]`` of x's dtype and of any strides, length at least
+            ``width - 1``: the last times of each sequence. x is appended to them.
         weight, bias, activation: as in :func:`causal_conv1d_fn`.
-        cache_seqlens: ``[B]``, int32 or int64: a state is a ring, and x is written from this time modulo length on.
+        cache_seqlens: ``[B]``, int32 or int64: a state is a ring, and x is written from this time modulo
+            length on.
         conv_state_indices: ``[B]``, int32 or int64, the slot of each sequence; ``None``: slot b.
-        pad_slot_id: a slot for padding. With it, or with an invalid slot, the result is 0 and no state changes.
+        pad_slot_id: a slot for padding. With it, or with an invalid slot, the result is 0 and no state
+            changes.
 
     Returns:
         New memory of x's shape.

@@ -23,8 +23,8 @@ def concat_mla_k(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, *,
     """Write keys of MLA in place: ``k[..., :dn] = k_nope``, and ``k[..., dn:] = k_rope`` for every head.
 
     Args:
-        k: ``[T, H, dn + dr]``, bfloat16, float16, float8_e4m3fn or float8_e5m2; any strides of tokens and heads. ``dn``
-            and ``dr`` are multiples of 16 bytes; T may be 0.
+        k: ``[T, H, dn + dr]``, bfloat16, float16, float8_e4m3fn or float8_e5m2; any strides of tokens and
+            heads. ``dn`` and ``dr`` are multiples of 16 bytes; T may be 0.
         k_nope: ``[T, H, dn]`` of k's dtype; may be a view of a larger projection.
         k_rope: ``[T, 1, dr]`` of k's dtype; may be a view too.
         backend: ``"default"``.

@@ -15,10 +15,13 @@ Scaled = tuple[torch.Tensor, torch.Tensor]
 
 
 def fp8_gemm_nt(a: Scaled, b: Scaled, d: torch.Tensor, c: None = None, **_: Any) -> None:
-    """Write ``d = (a * scales) @ (b * scales).T``: a ``[m, k]`` with ``[m, k / 128]``, b ``[n, k]`` with ``[n / 128, k / 128]``.
+    """Write ``d = (a * scales) @ (b * scales).T``.
+
+    ``a`` is ``[m, k]`` with scales ``[m, k / 128]``, ``b`` is ``[n, k]`` with scales ``[n / 128, k / 128]``.
 
     Raises:
-        ValueError, TypeError, GradientError: as :func:`flashinfer.gemm.gemm_fp8_nt_groupwise`; a ``c`` that is not ``None``.
+        ValueError, TypeError, GradientError: as :func:`flashinfer.gemm.gemm_fp8_nt_groupwise`; a ``c`` that
+            is not ``None``.
     """
     if c is not None:
         raise value_error("fp8_gemm_nt", "c", "a tensor", "None: nothing is added")
@@ -26,12 +29,12 @@ def fp8_gemm_nt(a: Scaled, b: Scaled, d: torch.Tensor, c: None = None, **_: Any)
 
 
 def m_grouped_fp8_gemm_nt_contiguous(a: Scaled, b: Scaled, d: torch.Tensor, m_indices: torch.Tensor, **_: Any) -> None:
-    """Call :func:`fp8_gemm_nt` for each row with matrix ``m_indices[i]`` of b ``[e, n, k]``; rows with -1 stay as they are."""
+    """Call :func:`fp8_gemm_nt` for each row with matrix ``m_indices[i]`` of b; rows with -1 are not written."""
     group_deepgemm_fp8_nt_groupwise(a[0], b[0], a[1], b[1], m_indices, out=d)
 
 
 def m_grouped_fp8_gemm_nt_masked(
     a: Scaled, b: Scaled, d: torch.Tensor, masked_m: torch.Tensor, expected_m: int, **_: Any
 ) -> None:
-    """Call :func:`fp8_gemm_nt` for the first ``masked_m[i]`` rows of each matrix of a ``[e, m, k]``; other rows stay."""
+    """Call :func:`fp8_gemm_nt` for the first ``masked_m[i]`` rows of each matrix of a ``[e, m, k]``."""
     batch_deepgemm_fp8_nt_groupwise(a[0], b[0], a[1], b[1], masked_m, expected_m, out=d)

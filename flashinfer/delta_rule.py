@@ -1,19 +1,20 @@
-"""The delta rule: linear attention whose state each token corrects (DeltaNet, Gated DeltaNet, Kimi Delta Attention).
+"""The delta rule: linear attention with corrected states (DeltaNet, Gated DeltaNet, Kimi Delta Attention).
 
 For a sequence and a value head, with a state ``S`` of ``[K, V]``, decays ``a = exp(g)`` and ``scale`` s::
 
     S = a S;  r = v - S^T k;  u = beta r;  S = S + k u^T;  o = s S^T q
 
-Names, shapes and defaults are those of flash-linear-attention: q, k ``[B, T, H, K]``, v ``[B, T, HV, V]``, **g is the
-natural logarithm of the decay**, and **states are** ``[N, HV, K, V]``. With ``state_v_first=True`` states are
-``[N, HV, V, K]``, as in FlashInfer's functions. If K = V, nothing can tell the two apart.
+Names, shapes and defaults are those of flash-linear-attention: q, k ``[B, T, H, K]``, v ``[B, T, HV, V]``,
+**g is the natural logarithm of the decay**, and **states are** ``[N, HV, K, V]``. With ``state_v_first=True``
+states are ``[N, HV, V, K]``, as in FlashInfer's functions. If K = V, nothing can tell the two apart.
 
-Each function is one operator with a gradient, and one node of a ``torch.compile`` graph for all shapes and scales. It
-saves its inputs, computes in float32 (float64 for float64) for any length, and sums in fixed orders. On CUDA the
-``chunk_*`` functions multiply half types on tensor cores, with states and sums in float32. Operands are rounded to q's
-dtype, and an output's error is two or three of its roundings. Some calls compute like the recurrent functions: more than
-256 keys in a head, more than 128 keys and a decay for each row of the state, rows that do not begin at multiples of 16
-bytes, gradients of both kinds of decay, and GPUs whose CTAs have less than 163 KiB of shared memory.
+Each function is one operator with a gradient, and one node of a ``torch.compile`` graph for all shapes and
+scales. It saves its inputs, computes in float32 (float64 for float64) for any length, and sums in fixed
+orders. On CUDA the ``chunk_*`` functions multiply half types on tensor cores, with states and sums in
+float32. Operands are rounded to q's dtype, and an output's error is two or three of its roundings. Some calls
+compute like the recurrent functions: more than 256 keys in a head, more than 128 keys and a decay for each
+row of the state, rows that do not begin at multiples of 16 bytes, gradients of both kinds of decay, and GPUs
+whose CTAs have less than 163 KiB of shared memory.
 """
 
 from __future__ import annotations
@@ -97,17 +98,18 @@ def fused_recurrent_delta_rule(
     """Compute DeltaNet's recurrence token by token, in float32.
 
     Args:
-        q, k: ``[B, T, H, K]`` (float32, float16, bfloat16; on the CPU float64), K at most 256, any strides with a
-            contiguous last dimension; others are copied.
-        v: ``[B, T, HV, V]``, HV a multiple of H: value head h reads head ``h // (HV // H)``. If the dtypes of q, k and v
-            differ, all are promoted as torch does, and the output has v's.
+        q, k: ``[B, T, H, K]`` (float32, float16, bfloat16; on the CPU float64), K at most 256, any strides
+            with a contiguous last dimension; others are copied.
+        v: ``[B, T, HV, V]``, HV a multiple of H: value head h reads head ``h // (HV // H)``. If the dtypes of
+            q, k and v differ, all are promoted as torch does, and the output has v's.
         beta: ``[B, T, HV]``, or ``[B, T, HV, V]``, of any float dtype. ``None``: 1.
         scale: factor of q; ``None``: ``K ** -0.5``.
-        initial_state: ``[N, HV, K, V]``, any float dtype; ``None``: zeros. N is B, or the number of sequences.
+        initial_state: ``[N, HV, K, V]``, any float dtype; ``None``: zeros. N is B, or the number of
+            sequences.
         output_final_state: return the final states.
         use_qk_l2norm_in_kernel: divide q and k by ``sqrt(sum(x ** 2) + 1e-6)`` first.
-        cu_seqlens: ``[N + 1]`` integers: offsets of N sequences that follow each other in a batch of 1. On CUDA its
-            values are never read on the host.
+        cu_seqlens: ``[N + 1]`` integers: offsets of N sequences that follow each other in a batch of 1. On
+            CUDA its values are never read on the host.
         state_v_first: states are ``[N, HV, V, K]``.
 
     Returns:
@@ -140,7 +142,9 @@ def chunk_delta_rule(
     chunk_size: int = 64,
     state_v_first: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute DeltaNet in chunks of tokens. Arguments, results and errors are those of :func:`fused_recurrent_delta_rule`.
+    """Compute DeltaNet in chunks of tokens.
+
+    Arguments, results and errors are those of :func:`fused_recurrent_delta_rule`.
 
     Args:
         beta: ``[B, T, HV]``.
@@ -186,8 +190,8 @@ def fused_recurrent_gated_delta_rule(
         gk: ``[B, T, HV, K]``: one for each row of the state; g and gk together add.
         gv: has no kernel.
         beta: as there; logits with ``use_beta_sigmoid_in_kernel``.
-        use_gate_in_kernel: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, with A_log and dt_bias
-            ``[HV]``.
+        use_gate_in_kernel: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, with A_log and
+            dt_bias ``[HV]``.
         allow_neg_eigval: twice the sigmoid of beta.
     """
     name = "fused_recurrent_gated_delta_rule"
@@ -224,14 +228,17 @@ def chunk_gated_delta_rule(
     dt_bias: torch.Tensor | None = None,
     chunk_size: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute Gated DeltaNet in chunks of tokens. Arguments are those of :func:`fused_recurrent_gated_delta_rule`.
+    """Compute Gated DeltaNet in chunks of tokens.
+
+    Arguments are those of :func:`fused_recurrent_gated_delta_rule`.
 
     Args:
         beta: ``[B, T, HV]``.
         cu_seqlens_cpu, chunk_indices: accepted and unused.
         chunk_size: 16, 32 or 64, a hint.
 
-    flashinfer.chunk_gated_delta_rule is another function: packed tensors, decays themselves, states ``[N, HV, V, K]``.
+    flashinfer.chunk_gated_delta_rule is another function: packed tensors, decays themselves, states
+    ``[N, HV, V, K]``.
     """
     name = "chunk_gated_delta_rule"
     check_tokens(name, q, k, v)
@@ -264,16 +271,19 @@ def fused_recurrent_kda(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute Kimi Delta Attention token by token, in float32, with a gradient. Each row of the state has its own decay.
+    """Compute Kimi Delta Attention token by token, in float32, with a gradient.
+
+    Each row of the state has its own decay.
 
     Other arguments, results and errors are those of :func:`fused_recurrent_gated_delta_rule`.
 
     Args:
         g: ``[B, T, HV, K]``, any float dtype, **natural logarithms** of decays, at most 0.
         beta: ``[B, T, HV]``.
-        use_gate_in_kernel: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, with A_log ``[HV]`` and
-            dt_bias ``[HV, K]``, flat or not.
-        lower_bound: the logarithm with ``use_gate_in_kernel`` is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``.
+        use_gate_in_kernel: the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, with A_log
+            ``[HV]`` and dt_bias ``[HV, K]``, flat or not.
+        lower_bound: the logarithm with ``use_gate_in_kernel`` is
+            ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``.
     """
     name = "fused_recurrent_kda"
     check_tokens(name, q, k, v)
@@ -308,7 +318,9 @@ def chunk_kda(
     dt_bias: torch.Tensor | None = None,
     chunk_size: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Compute Kimi Delta Attention in chunks of tokens. Arguments and results are :func:`fused_recurrent_kda`'s.
+    """Compute Kimi Delta Attention in chunks of tokens.
+
+    Arguments and results are :func:`fused_recurrent_kda`'s.
 
     Args:
         safe_gate: promises logarithms of at least ``lower_bound``, which is -5 or more then: a hint.
@@ -355,21 +367,23 @@ def delta_rule_step(
     update_state: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Take one token of each sequence, or a few, into a pool of states that changes in place: a decoding step.
+    """Take one token of each sequence, or a few, and update a pool of states in place (decoding).
 
     Args:
         q, k, v, scale, use_qk_l2norm_in_kernel: as in :func:`fused_recurrent_delta_rule`, with a small T.
         state: ``[slots, HV, K, V]`` (``state_v_first``: ``[slots, HV, V, K]``), float32, float16 or bfloat16,
             contiguous. Computed in float32 and rounded once, when it is stored.
-        g, beta: ``[B, T, HV]``; beta ``[B, T, HV, V]`` too. g is the **natural logarithm** of the decay, at most 0.
+        g, beta: ``[B, T, HV]``; beta ``[B, T, HV, V]`` too. g is the **natural logarithm** of the decay, at
+            most 0.
         gk: ``[B, T, HV, K]``, one logarithm for each row of the state; g and gk together add.
-        A_log: ``[HV]``: g is raw, and the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``, computed in the
-            kernel. Without g, gk is raw: one gate for each channel.
+        A_log: ``[HV]``: g is raw, and the decay's logarithm is ``-exp(A_log) * softplus(g + dt_bias)``,
+            computed in the kernel. Without g, gk is raw: one gate for each channel.
         dt_bias: ``[HV]``; of a raw gk ``[HV, K]``, flat or not.
         beta_is_logit: beta is its sigmoid, twice that with ``allow_neg_eigval``.
-        lower_bound: below 0, with A_log: the logarithm is ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` instead.
-        state_indices: ``[B]`` integers, the slot that a sequence reads and writes. A sequence whose slot is not in the
-            pool, for example a negative one, has an o of 0 and writes nothing. ``None``: slot b.
+        lower_bound: below 0, with A_log: the logarithm is
+            ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))`` instead.
+        state_indices: ``[B]`` integers, the slot that a sequence reads and writes. A sequence whose slot is
+            not in the pool, for example a negative one, has an o of 0 and writes nothing. ``None``: slot b.
         output_indices: ``[B]`` integers, the slot that is written instead; an invalid one is not written.
         snapshots: ``[B, at least T, HV, ...]`` of state's dtype, receives the state after each token.
         update_state: ``False`` leaves the pool unchanged.
@@ -379,8 +393,8 @@ def delta_rule_step(
         ``[B, T, HV, V]``.
 
     Raises:
-        ValueError: invalid shapes or devices; on the CPU also a g or gk above 0 that is not raw. On CUDA those values
-            are not read, because reading would wait for the device and fail in a capture.
+        ValueError: invalid shapes or devices; on the CPU also a g or gk above 0 that is not raw. On CUDA
+            those values are not read, because reading would wait for the device and fail in a capture.
         TypeError: invalid dtypes; a state of 8 bits, which has no scale.
         GradientError: a tensor requires a gradient.
     """

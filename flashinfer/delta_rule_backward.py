@@ -1,7 +1,7 @@
 """Gradients of the delta rule. Inference never loads their kernels.
 
-The functions of :mod:`flashinfer.delta_rule` are differentiable. The forward pass saves only its inputs, and the
-gradient's kernel recomputes everything else.
+The functions of :mod:`flashinfer.delta_rule` are differentiable. The forward pass saves only its inputs, and
+the gradient's kernel recomputes everything else.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _backward = define(
 
 
 def delta_rule_gradient() -> Gradient:
-    """Return the gradient of ``(INPUTS, scale, scale_tensor, final_state, l2norm, v_first, chunked) -> (o, state)``."""
+    """Return the gradient of ``(INPUTS, scale, scale_tensor, final_state, l2norm, v_first, chunked)``."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         *tensors, ctx.scale, scale_tensor, ctx.final_state, ctx.l2norm, ctx.v_first, ctx.chunked = inputs

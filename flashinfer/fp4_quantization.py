@@ -1,4 +1,7 @@
-"""Quantisation to 4-bit types with block scales: names that engines import. Only SM100 and newer support them."""
+"""Quantisation to 4-bit types with block scales: names that engines import.
+
+Only SM100 and newer support them.
+"""
 
 from __future__ import annotations
 

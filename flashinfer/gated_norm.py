@@ -54,18 +54,21 @@ def gated_rmsnorm(
     norm_before_gate: bool = True,
     group_size: int | None = None,
 ) -> torch.Tensor:
-    """Normalise with a gate: ``rmsnorm(input, weight) * act(gate)``, or ``rmsnorm(input * act(gate), weight)``.
+    """Normalise with a gate: ``rmsnorm(input, weight) * act(gate)``, or gate first.
+
+    Without ``norm_before_gate`` the result is ``rmsnorm(input * act(gate), weight)``.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16; on the CPU also float64, to check gradients); any
-            strides of leading dimensions that three dimensions can express.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16; on the CPU also float64, to check
+            gradients); any strides of leading dimensions that three dimensions can express.
         gate: same shape and dtype, any strides.
         weight: ``[hidden_size]``, same dtype.
         eps: added to the mean of the squares.
-        activation: ``"silu"`` or ``"swish"``, which is the same, as in Qwen3-Next and Mamba-2, or ``"sigmoid"``, as in
-            Kimi's layers.
+        activation: ``"silu"`` or ``"swish"``, which is the same, as in Qwen3-Next and Mamba-2, or
+            ``"sigmoid"``, as in Kimi's layers.
         norm_before_gate: ``False`` gates first and normalises the result, as Mamba-2 does.
-        group_size: number of neighbours that are normalised together; a divisor of hidden_size, ``None``: all.
+        group_size: number of neighbours that are normalised together; a divisor of hidden_size, ``None``:
+            all.
 
     Returns:
         New memory of ``input``'s shape and dtype.
@@ -74,7 +77,8 @@ def gated_rmsnorm(
         ValueError: invalid shapes, strides or devices, or another activation.
         TypeError: invalid dtypes.
 
-    Only the result is rounded. There are gradients of input, gate and weight. The gradient of weight is summed in a
+    Only the result is rounded. There are gradients of input, gate and weight. The gradient of weight is
+    summed in a
     fixed order: the same bits in every run on one device.
     """
     check_option("gated_rmsnorm", "activation", activation, ACTIVATIONS)

@@ -32,7 +32,7 @@ _backward = define(
 
 
 def gated_rmsnorm_gradient() -> Gradient:
-    """Return the gradient of ``(input, gate, weight, eps, eps_tensor, group_size, sigmoid, norm_before_gate) -> output``."""
+    """Return the gradient of gated_rmsnorm's operator with respect to input, gate and weight."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         *tensors, ctx.eps, eps_tensor, ctx.group_size, ctx.sigmoid, ctx.norm_before_gate = inputs

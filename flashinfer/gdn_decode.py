@@ -111,13 +111,15 @@ def gated_delta_rule_decode_pretranspose(
     disable_state_update: bool = False,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode one token of each sequence or more. States ``[B, HV, V, K]``, or a pool of them, change in place.
+    """Decode one token of each sequence or more.
+
+    States ``[B, HV, V, K]``, or a pool of them, change in place.
 
     Args:
         state: ``[B, HV, V, K]``, float32, float16 or bfloat16; ``None`` with ``initial_state``.
         initial_state: ``[slots, HV, V, K]``, the pool.
-        initial_state_indices: ``[B]``, slots that are read and written. With an invalid slot, such as a negative one, o
-            is 0 and nothing is written. ``None``: slot b.
+        initial_state_indices: ``[B]``, slots that are read and written. With an invalid slot, such as a
+            negative one, o is 0 and nothing is written. ``None``: slot b.
         output_state_indices: ``[B]``, slots that are written instead; invalid ones are not written.
         intermediate_states_buffer: ``[B, at least T, HV, V, K]``, receives the state after each token.
         disable_state_update: leave the states unchanged.
@@ -160,14 +162,16 @@ def gated_delta_rule_mtp(
         q, k: ``[B, T, H, K]`` (float16, bfloat16, float32).
         v: ``[B, T, HV, V]``, same dtype.
         initial_state: float32, float16 or bfloat16, the pool.
-        initial_state_indices: ``[B]``, slots that are read. With an invalid slot, such as a negative one, o is 0 and
-            nothing is written. ``None``: slot b of a pool of B, but not with ``ssm_state_indices``.
+        initial_state_indices: ``[B]``, slots that are read. With an invalid slot, such as a negative one, o
+            is 0 and nothing is written. ``None``: slot b of a pool of B, but not with ``ssm_state_indices``.
         A_log, dt_bias: ``[HV]``.
         a, b: ``[B, T, HV]``: the decay and beta before their activations.
         output: ``[B, T, HV, V]``.
-        intermediate_states_buffer: ``[at least B, at least T, HV, V, K]``, receives the state after each token.
-        ssm_state_indices: ``[B, T]``, slots that receive the state after each token; not with a buffer. After an invalid
-            slot, o of the next tokens is 0 and nothing is written. Sequences' own slots stay unchanged.
+        intermediate_states_buffer: ``[at least B, at least T, HV, V, K]``, receives the state after each
+            token.
+        ssm_state_indices: ``[B, T]``, slots that receive the state after each token; not with a buffer. After
+            an invalid slot, o of the next tokens is 0 and nothing is written. Sequences' own slots stay
+            unchanged.
         disable_state_update: leave the slots unchanged. ``None`` warns, and means ``True``.
         use_qk_l2norm: normalise q and k (default).
 
@@ -206,7 +210,8 @@ def gated_delta_rule_mtp(
         check_form(name, "output", output, v.shape, v.device, v.dtype)
     if not disable_state_update:
         raise value_error(name, "disable_state_update", False, "True with ssm_state_indices")
-    # Each token reads the slot that the previous token wrote. A sequence whose state is lost has none from there on.
+    # Each token reads the slot that the previous token wrote. A sequence whose state is lost has none from
+    # there on.
     slots = torch.cat([first[None], each.t()])
     lost = ((slots < 0) | (slots >= initial_state.shape[0])).cumsum(0) > 0
     slots = slots.masked_fill(lost, -1)

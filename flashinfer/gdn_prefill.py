@@ -1,7 +1,8 @@
 """Gated DeltaNet's prefill under FlashInfer's name and in its conventions.
 
-The kernels are those of :mod:`flashinfer.delta_rule`, but the conventions differ: tensors are packed, **g is the decay
-itself**, in (0, 1], and **states are** ``[N, H, V, K]``. If K = V, nothing can tell such states from ``[N, H, K, V]``.
+The kernels are those of :mod:`flashinfer.delta_rule`, but the conventions differ: tensors are packed, **g is
+the decay itself**, in (0, 1], and **states are** ``[N, H, V, K]``. If K = V, nothing can tell such states
+from ``[N, H, K, V]``.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def chunk_gated_delta_rule(
         q: ``[T, Hq, K]`` (float32, float16, bfloat16).
         k: ``[T, Hk, K]``, same dtype; Hq and Hk divide the number of state heads.
         v: ``[T, Hv, V]``, same dtype. States and the result have ``max(Hq, Hv)`` heads.
-        g: ``[T, H]``, decays in (0, 1], of any float dtype; ``None``: 1. On the CPU other numbers are an error; on CUDA
-            they are not read.
+        g: ``[T, H]``, decays in (0, 1], of any float dtype; ``None``: 1. On the CPU other numbers are an
+            error; on CUDA they are not read.
         beta: ``[T, H]``, of any float dtype; ``None``: 1.
         scale: ``None``: ``K ** -0.5``.
         initial_state: ``[N, H, V, K]``, float32, float16 or bfloat16; ``None``: zeros.
@@ -86,10 +87,10 @@ def chunk_gated_delta_rule(
         cu_seqlens: ``[N + 1]`` integers, required.
         use_qk_l2norm_in_kernel: as in :func:`flashinfer.delta_rule.chunk_gated_delta_rule`.
         output: ``[T, H, V]`` of v's dtype, written and returned.
-        output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, written and returned. ``None``: allocated in
-            initial_state's dtype, or in float32 without one.
-        state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens: states within sequences. They have no kernel:
-            ``None`` and 0.
+        output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, written and returned. ``None``:
+            allocated in initial_state's dtype, or in float32 without one.
+        state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens: states within sequences. They have
+            no kernel: ``None`` and 0.
         use_cp: ``"auto"`` or ``False``. ``True`` requests a split of sequences, which has no kernel.
         state_indices: slots of a pool, which have no kernel: ``None``.
         backend: ``"auto"`` or ``"flashinfer"``, which are the same.

@@ -1,8 +1,8 @@
 """Matrix products of groups of rows, each group with its own matrix: LoRA, experts, batches, scaled fp8.
 
-Group sizes stay on the device; the host never reads them. Sums are float32. A row's result does not depend on other
-rows. Sources: Micikevicius et al., FP8 Formats for Deep Learning, 2022; DeepSeek-V3 Technical Report, 2024, section 3.3
-(block scales).
+Group sizes stay on the device; the host never reads them. Sums are float32. A row's result does not depend on
+other rows. Sources: Micikevicius et al., FP8 Formats for Deep Learning, 2022; DeepSeek-V3 Technical Report,
+2024, section 3.3 (block scales).
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def bmm_fp8(
 
     Args:
         A: ``[b, m, k]``, float8_e4m3fn or float8_e5m2.
-        B: ``[b, k, n]``, float8_e4m3fn or float8_e5m2. A column-major ``B`` (``[b, n, k]`` transposed) is not copied.
+        B: ``[b, k, n]``, float8_e4m3fn or float8_e5m2. A column-major ``B`` (``[b, n, k]`` transposed) is not
+            copied.
         A_scale, B_scale: one float32 number each, on the device of ``A``: factors of the quantised numbers.
         dtype: bfloat16, float16 or float32, of the result.
         out: ``[b, m, n]``, written.
@@ -182,8 +183,8 @@ def gemm_fp8_nt_groupwise(
     Args:
         a: ``[m, k]``, float8_e4m3fn or float8_e5m2, any number of rows.
         b: ``[n, k]``, float8_e4m3fn or float8_e5m2.
-        a_scale: float32; ``[m / gm, k / gk]`` if ``scale_major_mode`` is ``"K"``, ``[k / gk, m / gm]`` if it is
-            ``"MN"``. Sizes are rounded up.
+        a_scale: float32; ``[m / gm, k / gk]`` if ``scale_major_mode`` is ``"K"``, ``[k / gk, m / gm]`` if it
+            is ``"MN"``. Sizes are rounded up.
         b_scale: float32, the same of n and k.
         scale_granularity_mnk: ``(gm, gn, gk)``, the numbers along each dimension that share a scale.
         mma_sm: 1 or 2, accepted for FlashInfer's callers.
@@ -221,8 +222,8 @@ def gemm_fp8_nt_blockscaled(
 
     Args:
         a: ``[m, k]``; b: ``[n, k]``.
-        a_scale: float32 ``[m / 128, k / 128]`` if ``scale_major_mode`` is ``"K"``, ``[k / 128, m / 128]`` if it is
-            ``"MN"``; b_scale: the same of n and k. Sizes are rounded up.
+        a_scale: float32 ``[m / 128, k / 128]`` if ``scale_major_mode`` is ``"K"``, ``[k / 128, m / 128]`` if
+            it is ``"MN"``; b_scale: the same of n and k. Sizes are rounded up.
         others: as in :func:`gemm_fp8_nt_groupwise`, also the result and errors.
     """
     return gemm_fp8_nt_groupwise(
@@ -249,8 +250,10 @@ def group_gemm_fp8_nt_groupwise(
         b: ``[e, n, k]``, a matrix for each group.
         a_scale: as for :func:`gemm_fp8_nt_groupwise`, of all rows; ``gm`` counts from the first row of ``a``.
         b_scale: ``[e, ...]``, for each matrix as for :func:`gemm_fp8_nt_groupwise`.
-        m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
-            On CUDA no table is an error: groups end at the last row of ``a``, a negative range is empty, and a row of
+        m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to
+            ``m_indptr[i + 1]``.
+            On CUDA no table is an error: groups end at the last row of ``a``, a negative range is empty, and
+                a row of
             two groups has the product of either.
         scale_granularity_mnk, scale_major_mode, mma_sm, out_dtype: as for :func:`gemm_fp8_nt_groupwise`.
         out: ``[m, n]``. Only rows of groups are written; a new one has zeros in the others.
@@ -282,14 +285,16 @@ def group_deepgemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Multiply each row with the matrix of its group: ``out[i] = (a[i] * a_scale[i]) @ (b[g] * b_scale[g]).T``.
+    """Multiply each row with its group's matrix: ``out[i] = (a[i] * a_scale[i]) @ (b[g] * b_scale[g]).T``.
 
     Args:
         a: ``[m, k]``, float8_e4m3fn or float8_e5m2; rows of one group are neighbours.
         b: ``[e, n, k]``.
         a_scale: float32 ``[m / gm, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
-        m_indices: int32 or int64 ``[m]``, ``g`` of each row; a negative one means no group. On CUDA no index is an
-            error: too large ones mean no group. If a group's rows lie apart, its rows count from its first on.
+        m_indices: int32 or int64 ``[m]``, ``g`` of each row; a negative one means no group. On CUDA no index
+            is an
+            error: too large ones mean no group. If a group's rows lie apart, its rows count from its first
+                on.
         scale_granularity_mnk: ``(1, 128, 128)`` by default.
         out: ``[m, n]``. Only rows of groups are written; a new one has zeros in the others.
         out_dtype: dtype of the result; by default that of ``out``, or bfloat16.
@@ -343,11 +348,14 @@ def pad_indptr_to_multiple_of_4(m_indptr: torch.Tensor) -> tuple[torch.Tensor, t
     :func:`group_gemm_fp8_nt_groupwise` takes any numbers of rows and needs no padding.
 
     Args:
-        m_indptr: ``[e + 1]`` ascending integers from 0: group i has the rows ``m_indptr[i]`` to ``m_indptr[i + 1]``.
+        m_indptr: ``[e + 1]`` ascending integers from 0: group i has the rows ``m_indptr[i]`` to
+            ``m_indptr[i + 1]``.
 
     Returns:
-        ``(padded_m_indptr, padded_m_rank)``, int32 ``[e + 1]`` and ``[m_indptr[-1]]`` on m_indptr's device: the padded
-        groups, and the padded row of each row: ``padded[padded_m_rank] = a``, ``out = padded_out[padded_m_rank]``.
+        ``(padded_m_indptr, padded_m_rank)``, int32 ``[e + 1]`` and ``[m_indptr[-1]]`` on m_indptr's device:
+        the padded
+        groups, and the padded row of each row: ``padded[padded_m_rank] = a``,
+            ``out = padded_out[padded_m_rank]``.
 
     Raises:
         ValueError: no vector, or on the CPU offsets that do not ascend from 0.
@@ -380,13 +388,16 @@ def batch_deepgemm_fp8_nt_groupwise(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Multiply the first rows of each matrix of a batch. Rows after ``masked_m`` are neither read nor written.
+    """Multiply the first rows of each matrix of a batch.
+
+    Rows after ``masked_m`` are neither read nor written.
 
     Args:
         a: ``[e, m, k]``, float8_e4m3fn or float8_e5m2.
         b: ``[e, n, k]``.
         a_scale: float32 ``[e, m, k / gk]``; b_scale: float32 ``[e, n / gn, k / gk]``.
-        masked_m: int32 or int64 ``[e]`` on the device: the number of valid rows. On CUDA numbers are clamped to 0 to m.
+        masked_m: int32 or int64 ``[e]`` on the device: the number of valid rows. On CUDA numbers are clamped
+            to 0 to m.
         expected_m: accepted and unused.
         scale_granularity_mnk: ``(1, 128, 128)`` by default; its first number is 1.
         out: ``[e, m, n]``; a new one has zeros in invalid rows.
@@ -421,7 +432,8 @@ def fp8_blockscale_gemm_sm90(
     """Compute ``input @ weight.T`` in fp8 with a scale for each 128 numbers of the depth, on every device.
 
     Args:
-        input: ``[m, k]``, k a multiple of 128: bfloat16, which is quantised here, or float8_e4m3fn with ``input_scale``.
+        input: ``[m, k]``, k a multiple of 128: bfloat16, which is quantised here, or float8_e4m3fn with
+            ``input_scale``.
         weight: ``[n, k]``: float8_e4m3fn with ``weight_scale``, or bfloat16.
         input_scale: float32 ``[m, k / 128]``.
         weight_scale: float32 ``[n, k / 128]``, or ``[n / 128, k / 128]`` (n rounded up).

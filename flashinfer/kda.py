@@ -47,13 +47,13 @@ def recurrent_kda(
         g: ``[B, T, HV, K]``, any float dtype, natural logarithms of decays, at most 0.
         beta: ``[B, T, HV]``; logits with ``beta_is_logit``.
         use_gate_in_kernel, A_log, dt_bias, lower_bound: g is raw, as in ``fused_recurrent_kda``.
-        initial_state: ``[B, HV, V, K]``, float32, float16 or bfloat16, changed in place; ``None``: float32 zeros. With
-            ``ssm_state_indices`` a pool ``[slots, HV, V, K]``.
+        initial_state: ``[B, HV, V, K]``, float32, float16 or bfloat16, changed in place; ``None``: float32
+            zeros. With ``ssm_state_indices`` a pool ``[slots, HV, V, K]``.
         output_final_state: return the states.
         use_qk_l2norm_in_kernel: normalise q and k (default).
         cu_seqlens: ``[N + 1]``, consecutive sequences with states ``[N, HV, V, K]`` and no indices.
-        ssm_state_indices: ``[B]``, slots that are read and written. With an invalid slot, such as a negative one, o is 0
-            and nothing is written.
+        ssm_state_indices: ``[B]``, slots that are read and written. With an invalid slot, such as a negative
+            one, o is 0 and nothing is written.
         initial_state_source, initial_state_indices: other names of a pool and its slots.
         output: ``[B, T, HV, V]``, written and returned.
 

@@ -74,38 +74,43 @@ def selective_state_update(
     """Take one token of each sequence, or a few, into states of Mamba or Mamba-2, in float32.
 
     Args:
-        state: ``[slots, heads, dim, dstate]``, float32, float16 or bfloat16, with contiguous slots; dstate is at most
-            256. Changed in place.
-        x: ``[batch, heads, dim]``, ``[batch, T, heads, dim]``, or ``[total_tokens, heads, dim]`` with ``cu_seqlens``;
-            float32, float16 or bfloat16, the last dimension contiguous.
-        dt: x's shape, any float dtype and strides. If dt, A and dt_bias have stride 0 in their last dimensions, as in
-            Mamba-2, a head has one decay. Otherwise each element of a state has its own.
+        state: ``[slots, heads, dim, dstate]``, float32, float16 or bfloat16, with contiguous slots; dstate is
+            at most 256. Changed in place.
+        x: ``[batch, heads, dim]``, ``[batch, T, heads, dim]``, or ``[total_tokens, heads, dim]`` with
+            ``cu_seqlens``; float32, float16 or bfloat16, the last dimension contiguous.
+        dt: x's shape, any float dtype and strides. If dt, A and dt_bias have stride 0 in their last
+            dimensions, as in Mamba-2, a head has one decay. Otherwise each element of a state has its own.
         A: ``[heads, dim, dstate]``.
         B, C: as x, with ``[groups, dstate]`` last; heads are a multiple of groups. x's dtype.
         D, dt_bias: ``[heads, dim]``, or ``None``.
         z: as x, a gate, or ``None``.
         dt_softplus: the step is ``softplus(dt + dt_bias)``.
-        state_batch_indices: ``[sequences]``, int32 or int64, the slot of each sequence's state; ``None``: its number.
-            ``[sequences, columns]``: the first column, or with ``num_accepted_tokens`` the one of the last accepted token.
-        pad_slot_id: a slot for padding. With it, or with an invalid slot, out is 0 and nothing else is read or written.
+        state_batch_indices: ``[sequences]``, int32 or int64, the slot of each sequence's state; ``None``: its
+            number. ``[sequences, columns]``: the first column, or with ``num_accepted_tokens`` the one of the
+            last accepted token.
+        pad_slot_id: a slot for padding. With it, or with an invalid slot, out is 0 and nothing else is read
+            or written.
         state_scale, intermediate_state_scales: have no kernel, for states of 8 bits or integers.
         out: like x; allocated by default.
         disable_state_update: leave the pool unchanged.
-        intermediate_states_buffer: ``[buffers, cache_steps, heads, dim, dstate]``, contiguous, of the state's dtype,
-            receives the state after each token.
+        intermediate_states_buffer: ``[buffers, cache_steps, heads, dim, dstate]``, contiguous, of the state's
+            dtype, receives the state after each token.
         intermediate_state_indices: ``[sequences]``, the buffer of each; ``None``: the number of its slot.
-        rand_seed: ``[1]`` int64: states of 16 bits are rounded up or down at random, so that their expectation is exact.
+        rand_seed: ``[1]`` int64: states of 16 bits are rounded up or down at random, so that their
+            expectation is exact.
         philox_rounds: rounds of the random numbers, 1 to 10.
         cache_steps: columns of the indices or steps of the buffer. Their shapes define it.
-        algorithm: ``"auto"``, ``"simple"``, ``"vertical"`` or ``"horizontal"``: accepted, one kernel serves all.
+        algorithm: ``"auto"``, ``"simple"``, ``"vertical"`` or ``"horizontal"``: accepted, one kernel serves
+            all.
         dst_state_batch_indices: slots of the last states; ``None``: as ``state_batch_indices``.
-        cu_seqlens: ``[sequences + 1]``, int32 or int64, offsets of consecutive sequences. On CUDA the host never reads
-            its values.
+        cu_seqlens: ``[sequences + 1]``, int32 or int64, offsets of consecutive sequences. On CUDA the host
+            never reads its values.
         num_accepted_tokens: ``[sequences]``, of the previous step: the state is read from column
-            ``num_accepted_tokens - 1`` of ``state_batch_indices``, and the state after token t goes to column t.
+            ``num_accepted_tokens - 1`` of ``state_batch_indices``, and the state after token t goes to column
+            t.
 
-    A state may have no heads, ``[slots, dim, dstate]``. Then x is ``[batch, dim]``, A ``[dim, dstate]``, B and C
-    ``[batch, dstate]``, D and dt_bias ``[dim]``.
+    A state may have no heads, ``[slots, dim, dstate]``. Then x is ``[batch, dim]``, A ``[dim, dstate]``, B
+    and C ``[batch, dstate]``, D and dt_bias ``[dim]``.
 
     Returns:
         ``out``, of x's shape.

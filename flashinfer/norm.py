@@ -1,8 +1,8 @@
 """Normalisation along the last dimension.
 
-Every function has a gradient, also those that write to ``out`` or in place, which autograd treats as a ``copy_``. So a
-leaf that requires a gradient cannot be written (an error of torch), and inputs of the backward pass must not be
-overwritten later. The CPU also takes float64, to check gradients.
+Every function has a gradient, also those that write to ``out`` or in place, which autograd treats as a
+``copy_``. So a leaf that requires a gradient cannot be written (an error of torch), and inputs of the
+backward pass must not be overwritten later. The CPU also takes float64, to check gradients.
 """
 
 from __future__ import annotations
@@ -146,15 +146,16 @@ def rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """Normalise by the root mean square: ``out = input / sqrt(mean(input ** 2) + eps) * weight``, last dimension.
+    """Normalise by the root mean square: ``out = input / sqrt(mean(input ** 2) + eps) * weight``.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that three
-            dimensions can express.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that
+            three dimensions can express.
         weight: ``[hidden_size]``, same dtype.
         eps: added to the mean of the squares.
         out: same shape and dtype as ``input``; may be ``input`` itself. Allocated by default.
-        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU has it.
+        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU
+            has it.
 
     Returns:
         ``out``.
@@ -181,8 +182,8 @@ def gemma_rmsnorm(
     """Call :func:`rmsnorm` with ``weight + 1``, added in float32, as Gemma does.
 
     Args:
-        input, weight, out: ``[..., hidden_size]``, ``[hidden_size]`` and ``[..., hidden_size]``. All arguments, the result
-            and errors are as for :func:`rmsnorm`.
+        input, weight, out: ``[..., hidden_size]``, ``[hidden_size]`` and ``[..., hidden_size]``. All
+            arguments, the result and errors are as for :func:`rmsnorm`.
     """
     if out is None:
         return _gemma_rmsnorm(input, weight, eps, enable_pdl)  # type: ignore[no-any-return]
@@ -211,8 +212,8 @@ def fused_add_rmsnorm(
         ValueError: invalid shapes, strides or devices, or arguments that overlap.
         TypeError: invalid dtypes.
 
-    In training, no earlier function may need ``residual`` for its gradient, as :func:`rmsnorm` needs its input. Pass
-    ``residual.clone()`` then, or write ``residual = residual + input`` and :func:`rmsnorm`.
+    In training, no earlier function may need ``residual`` for its gradient, as :func:`rmsnorm` needs its
+    input. Pass ``residual.clone()`` then, or write ``residual = residual + input`` and :func:`rmsnorm`.
     """
     _fused_add_rmsnorm(input, residual, weight, eps, enable_pdl)
 
@@ -241,11 +242,11 @@ def layernorm(
     eps: float = 1e-6,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Normalise by mean and variance: ``out = (input - mean) / sqrt(var + eps) * gemma + beta``, last dimension.
+    """Normalise by mean and variance: ``out = (input - mean) / sqrt(var + eps) * gemma + beta``.
 
     Args:
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that three
-            dimensions can express.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that
+            three dimensions can express.
         gemma, beta: ``[hidden_size]``, both float32 or both of ``input``'s dtype.
         eps: added to the (biased) variance.
         out: same shape and dtype as ``input``; may be ``input`` itself. Allocated by default.
@@ -256,7 +257,8 @@ def layernorm(
     Raises:
         ValueError, TypeError: as :func:`rmsnorm`.
 
-    Source: Ba, Kiros, Hinton: Layer Normalization, 2016. Mean and variance are in float32, the variance from deviations.
+    Source: Ba, Kiros, Hinton: Layer Normalization, 2016. Mean and variance are in float32, the variance from
+    deviations.
     """
     if out is None:
         return _layernorm(input, gemma, beta, eps)  # type: ignore[no-any-return]

@@ -61,8 +61,8 @@ def rmsnorm_backward(
         weight_offset: 1 for :func:`flashinfer.gemma_rmsnorm`.
 
     Returns:
-        ``(grad_input, grad_weight)``. ``grad_weight`` is a sum over rows in a fixed order: the same bits in every run on
-        one device.
+        ``(grad_input, grad_weight)``. ``grad_weight`` is a sum over rows in a fixed order: the same bits in
+        every run on one device.
 
     Raises:
         ValueError: invalid shapes, strides or devices.

@@ -47,18 +47,19 @@ def rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    """Normalise, then quantise: ``out = input / sqrt(mean(input ** 2) + eps) * weight / scale`` in eight bits.
+    """Normalise, then quantise: ``out = input / sqrt(mean(input ** 2) + eps) * weight / scale``.
 
     Args:
-        out: float8_e4m3fn, float8_e5m2 or int8 of ``input``'s shape, written. Numbers are rounded to nearest, ties to
-            even, and clamped to the finite numbers of its dtype. NaN stays NaN, and is 0 in int8.
-        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that three
-            dimensions can express.
+        out: float8_e4m3fn, float8_e5m2 or int8 of ``input``'s shape, written. Numbers are rounded to nearest,
+            ties to even, and clamped to the finite numbers of its dtype. NaN stays NaN, and is 0 in int8.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that
+            three dimensions can express.
         weight: ``[hidden_size]``, same dtype.
-        scale: factor that turns ``out`` into the normalised values: a positive number, or a tensor of one element
-            (float32, float64) on the device of ``input``. The host never reads the tensor.
+        scale: factor that turns ``out`` into the normalised values: a positive number, or a tensor of one
+            element (float32, float64) on the device of ``input``. The host never reads the tensor.
         eps: added to the mean of the squares.
-        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU has it.
+        enable_pdl: programmatic dependent launch (compute capability 9.0 and newer); by default if the GPU
+            has it.
 
     Returns:
         ``out``.
@@ -81,14 +82,14 @@ def fused_add_rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    """Add, normalise and quantise: ``residual += input``, then ``out = rmsnorm_quant(residual, weight, scale)``.
+    """Add, normalise and quantise: ``residual += input``, ``out = rmsnorm_quant(residual, weight, scale)``.
 
     The sum is normalised in float32; ``residual`` receives it rounded to its dtype.
 
     Args:
         out: ``[..., hidden_size]`` of eight bits, written.
-        input, residual: ``[..., hidden_size]``, of one dtype. ``residual`` is overwritten with the sum, ``input`` is not
-            written.
+        input, residual: ``[..., hidden_size]``, of one dtype. ``residual`` is overwritten with the sum,
+            ``input`` is not written.
         weight: ``[hidden_size]``, same dtype.
         scale, eps, enable_pdl: as for :func:`rmsnorm_quant`.
 

@@ -22,7 +22,10 @@ __all__ = ["warmup"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module after a warm-up: already ``present`` in this process, a ``hit``, or ``built``. Loading took ``ms``."""
+    """A module after a warm-up: already ``present`` in this process, a ``hit``, or ``built``.
+
+    Loading took ``ms``.
+    """
 
     name: str
     how: Literal["present", "hit", "built"]
@@ -32,13 +35,15 @@ class Loaded:
 def warmup(
     what: Iterable[JitSpec] | str | os.PathLike[str] | Callable[..., object], *args: Any, **kwargs: Any
 ) -> list[Loaded]:
-    """Load everything that a CUDA graph, a benchmark or a server will need. Missing modules are built in parallel.
+    """Load everything that a CUDA graph, a benchmark or a server will need.
+
+    Missing modules are built in parallel.
 
     Args:
         what: specs, such as ``flashinfer.jit.gen_*_module(...)`` returns; or the path of a file of specs that
-            ``flashinfer trace`` wrote; or a function, such as a step of a model. The function is called once with
-            ``args`` and ``kwargs``. On CUDA it runs on a side stream, between earlier and later work of the current
-            stream. Gradients are recorded as usual.
+            ``flashinfer trace`` wrote; or a function, such as a step of a model. The function is called once
+            with ``args`` and ``kwargs``. On CUDA it runs on a side stream, between earlier and later work of
+            the current stream. Gradients are recorded as usual.
 
     Returns:
         The loaded modules in order. For specs, modules that were present before are included.

@@ -1,7 +1,7 @@
 """Events of kernels: traces for Perfetto, and HTML pages.
 
-Kernels write events if a plan was made with ``use_profiler``, or for a wrapper after :func:`attach`. Each such run needs
-a buffer. See docs/profiling.md.
+Kernels write events if a plan was made with ``use_profiler``, or for a wrapper after :func:`attach`. Each
+such run needs a buffer. See docs/profiling.md.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def attach(wrapper: Any, profiler_buffer: torch.Tensor | None) -> None:
 
     Args:
         wrapper: of decode, prefill or latent attention, or :class:`flashinfer.BatchAttention`.
-        profiler_buffer: ``[words]`` uint64 or int64, on the wrapper's device; ``None``: the next plan uses kernels
-            without events.
+        profiler_buffer: ``[words]`` uint64 or int64, on the wrapper's device; ``None``: the next plan uses
+            kernels without events.
 
     Raises:
         ValueError: a buffer on another device, or of another form.
@@ -54,8 +54,9 @@ def export_to_perfetto_trace(
 ) -> None:
     """Write the events of a buffer as a trace for ui.perfetto.dev and chrome://tracing.
 
-    A process of the trace is a multiprocessor, and a thread is one of its warpgroups. On the CPU a thread is a worker.
-    ``otherData`` of the file counts dropped events and records without a partner; a warning logs them.
+    A process of the trace is a multiprocessor, and a thread is one of its warpgroups. On the CPU a thread is
+    a worker. ``otherData`` of the file counts dropped events and records without a partner; a warning logs
+    them.
 
     Args:
         profiler_buffer: of a run, or of FlashInfer 0.2.7.

@@ -25,7 +25,8 @@ def _packed_segments(x: torch.Tensor, indptr: torch.Tensor, little: bool) -> tup
 
 
 _packbits = define("packbits(Tensor x, bool little) -> Tensor", gen_quantization_module, _packed)
-# The fake result has the length of the worst case. The values of indptr define the real one, and they are not read here.
+# The fake result has the length of the worst case. The values of indptr define the real one, and they are not
+# read here.
 _segment_packbits = define(
     "segment_packbits(Tensor x, Tensor indptr, bool little) -> (Tensor, Tensor)",
     gen_quantization_module,
@@ -39,7 +40,9 @@ def _is_little(op: str, bitorder: str) -> bool:
 
 
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """Pack each eight booleans into the bits of a byte, like ``numpy.packbits``. The last byte is padded with 0.
+    """Pack each eight booleans into the bits of a byte, like ``numpy.packbits``.
+
+    The last byte is padded with 0.
 
     Args:
         x: ``[n]`` bool or uint8, contiguous; nonzero numbers count as 1.
@@ -60,22 +63,23 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
 
     Args:
         x: ``[n]`` bool or uint8, contiguous; nonzero numbers count as 1.
-        indptr: ``[num_segments + 1]`` ascending integers: segment ``i`` is ``x[indptr[i]:indptr[i + 1]]``. On ``x``'s
-            device, or on the CPU.
+        indptr: ``[num_segments + 1]`` ascending integers: segment ``i`` is ``x[indptr[i]:indptr[i + 1]]``. On
+            ``x``'s device, or on the CPU.
         bitorder: as for :func:`packbits`.
 
     Returns:
-        ``(packed, packed_indptr)`` on ``x``'s device: ``[packed_indptr[-1]]`` uint8 and ``[num_segments + 1]`` int32 with
+        ``(packed, packed_indptr)`` on ``x``'s device: ``[packed_indptr[-1]]`` uint8 and
+        ``[num_segments + 1]`` int32 with
         ``packed_indptr[i + 1] - packed_indptr[i] == ceil((indptr[i + 1] - indptr[i]) / 8)``.
 
     Raises:
-        ValueError: invalid shapes, strides, devices or bit order; on the CPU also an ``indptr`` that descends or exceeds
-            ``x``. On CUDA a descending segment is empty, and elements outside of ``x`` count as 0.
+        ValueError: invalid shapes, strides, devices or bit order; on the CPU also an ``indptr`` that descends
+            or exceeds ``x``. On CUDA a descending segment is empty, and elements outside of ``x`` count as 0.
         TypeError: invalid dtypes.
 
-    The values of ``indptr`` define the length of ``packed``. If ``indptr`` is on CUDA, its last word is read back once,
-    after all kernels are launched. This waits for the device (``CaptureError`` while a CUDA graph is captured). With
-    ``indptr`` on the CPU nothing waits. Under ``torch.compile`` the read ends a graph.
+    The values of ``indptr`` define the length of ``packed``. If ``indptr`` is on CUDA, its last word is read
+    back once, after all kernels are launched. This waits for the device (``CaptureError`` while a CUDA graph
+    is captured). With ``indptr`` on the CPU nothing waits. Under ``torch.compile`` the read ends a graph.
     """
     little = _is_little("segment_packbits", bitorder)
     if not isinstance(x, torch.Tensor):
@@ -88,7 +92,8 @@ def segment_packbits(x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big
             refuse_capture("segment_packbits: the host would wait for indptr", "call it, or with indptr on the CPU")
         packed, packed_indptr = _segment_packbits(x, indptr, little)
         return packed[: packed_indptr[-1].item()], packed_indptr
-    # Pageable memory is copied at once. A copy from pinned memory is safe from later writes only if it is waited for.
+    # Pageable memory is copied at once. A copy from pinned memory is safe from later writes only if it is
+    # waited for.
     on_device = indptr if indptr.device.type != "cpu" else indptr.to(x.device, non_blocking=not indptr.is_pinned())
     packed, packed_indptr = _segment_packbits(x, on_device, little)
     return packed[: (indptr.diff().clamp(min=0) + 7).floor_divide(8).sum().item()], packed_indptr

@@ -1,11 +1,11 @@
 """Rotary position embedding of queries and keys.
 
 A pair ``(a, b)`` of a head's elements is rotated by an angle that grows with the token's position:
-``(a * cos - b * sin, b * cos + a * sin)``. All functions compute in float32 from angles that are reduced in float64, so
-positions up to a million and beyond cost no accuracy.
+``(a * cos - b * sin, b * cos + a * sin)``. All functions compute in float32 from angles that are reduced in
+float64, so positions up to a million and beyond cost no accuracy.
 
-Every function has a gradient, the rotation back, also in place: autograd treats the write as a ``copy_``. The CPU also
-takes float64, to check gradients.
+Every function has a gradient, the rotation back, also in place: autograd treats the write as a ``copy_``. The
+CPU also takes float64, to check gradients.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _frequencies(
 
 
 def _rotated_back(autograd: Callable[[], Callable[..., Any]], first: int) -> Gradient:
-    """Return the gradient of an operator with q and k as arguments from ``first`` on, and ``inverse`` as the last."""
+    """Return the gradient of an operator with q and k from argument ``first`` on, and ``inverse`` last."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.arguments = [None if isinstance(one, torch.Tensor) else one for one in inputs]
@@ -182,18 +182,19 @@ def apply_rope(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate the queries and keys of a batch of requests with consecutive tokens.
 
-    Pair ``i`` is rotated by ``position / rope_scale * rope_theta ** (-2 * i / rotary_dim)`` radians. Token ``j`` of
-    request ``r``, which is row ``indptr[r] + j`` of ``q`` and ``k``, has position ``offsets[r] + j``. Rows from
-    ``indptr[-1]`` on have position 0.
+    Pair ``i`` is rotated by ``position / rope_scale * rope_theta ** (-2 * i / rotary_dim)`` radians. Token
+    ``j`` of request ``r``, which is row ``indptr[r] + j`` of ``q`` and ``k``, has position
+    ``offsets[r] + j``. Rows from ``indptr[-1]`` on have position 0.
 
     Args:
         q: ``[nnz, num_qo_heads, head_dim]`` (float32, float16, bfloat16); any strides of tokens and heads.
         k: ``[nnz, num_kv_heads, head_dim]``, same dtype.
         indptr: ``[batch_size + 1]`` (int32 or int64), ascending from 0: the first row of each request.
         offsets: ``[batch_size]`` (int32 or int64), the position of each request's first token.
-        rotary_dim: number of leading elements of a head that are rotated; even, at most 512; by default all. Others are
-            copied.
-        interleave: pairs are elements ``(2 * i, 2 * i + 1)`` of a head; by default ``(i, i + rotary_dim / 2)``.
+        rotary_dim: number of leading elements of a head that are rotated; even, at most 512; by default all.
+            Others are copied.
+        interleave: pairs are elements ``(2 * i, 2 * i + 1)`` of a head; by default
+            ``(i, i + rotary_dim / 2)``.
         rope_scale: divides positions.
         rope_theta: base of the frequencies.
 
@@ -201,8 +202,8 @@ def apply_rope(
         The rotated ``q`` and ``k``, new and contiguous.
 
     Raises:
-        ValueError: invalid shapes, strides, devices or numbers. Values of ``indptr`` are checked only on the CPU. On
-            CUDA the check would wait for the GPU.
+        ValueError: invalid shapes, strides, devices or numbers. Values of ``indptr`` are checked only on the
+            CPU. On CUDA the check would wait for the GPU.
         TypeError: invalid dtypes.
 
     Source: Su et al.: RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021.
@@ -223,8 +224,8 @@ def apply_rope_inplace(
     """Apply :func:`apply_rope` in place to ``q`` and ``k``, ``[nnz, heads, head_dim]``.
 
     Raises:
-        ValueError, TypeError: as :func:`apply_rope`; also ``ValueError`` if ``q`` and ``k`` share elements. They may be
-            parts of one fused projection.
+        ValueError, TypeError: as :func:`apply_rope`; also ``ValueError`` if ``q`` and ``k`` share elements.
+            They may be parts of one fused projection.
     """
     _rope_inplace(q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)
 
@@ -242,7 +243,8 @@ def apply_rope_pos_ids(
 
     Args:
         pos_ids: ``[nnz]`` (int32 or int64), of either sign, within 32 bits.
-        q, k, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, also result and errors.
+        q, k, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, also result and
+            errors.
     """
     return _rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *_PLAIN)  # type: ignore[no-any-return]
 
@@ -273,17 +275,19 @@ def apply_llama31_rope(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply :func:`apply_rope` with the frequencies of Llama 3.1. Only low ones are divided by ``rope_scale``.
+    """Apply :func:`apply_rope` with the frequencies of Llama 3.1.
 
-    A frequency makes ``n = old_context_len * frequency / (2 * pi)`` rotations in the old context. It stays unchanged if
-    ``n`` is at least ``high_freq_factor``, and is divided by ``rope_scale`` if ``n`` is at most ``low_freq_factor``.
-    Between the two it is blended linearly in ``n``.
+    Only low ones are divided by ``rope_scale``.
+
+    A frequency makes ``n = old_context_len * frequency / (2 * pi)`` rotations in the old context. It stays
+    unchanged if ``n`` is at least ``high_freq_factor``, and is divided by ``rope_scale`` if ``n`` is at most
+    ``low_freq_factor``. Between the two it is blended linearly in ``n``.
 
     Args:
         low_freq_factor, high_freq_factor: numbers of rotations; positive, the second not below the first.
         old_context_len: tokens of the model's original context.
-        q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, also result
-            and errors.
+        q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta: as for :func:`apply_rope`, also
+            result and errors.
 
     Source: the reference implementation of Llama 3.1, 2024.
     """
@@ -321,7 +325,7 @@ def apply_llama31_rope_pos_ids(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply :func:`apply_llama31_rope` with positions ``pos_ids``, ``[nnz]``, as in :func:`apply_rope_pos_ids`."""
+    """Apply :func:`apply_llama31_rope` with positions ``pos_ids``, as in :func:`apply_rope_pos_ids`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     return _rope_pos_ids(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)  # type: ignore[no-any-return]
 
@@ -338,7 +342,7 @@ def apply_llama31_rope_pos_ids_inplace(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> None:
-    """Apply :func:`apply_llama31_rope_pos_ids` in place to ``q`` and ``k``; errors as :func:`apply_rope_inplace`."""
+    """Apply :func:`apply_llama31_rope_pos_ids` in place; errors as :func:`apply_rope_inplace`."""
     llama31 = (True, low_freq_factor, high_freq_factor, old_context_len)
     _rope_pos_ids_inplace(q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31)
 
@@ -355,20 +359,20 @@ def apply_rope_with_cos_sin_cache(
 
     Args:
         positions: ``[nnz]`` (int32 or int64), rows of the cache.
-        query: ``[nnz, num_qo_heads * head_size]`` or ``[nnz, num_qo_heads, head_size]`` (float32, float16, bfloat16);
-            any strides of tokens and heads.
+        query: ``[nnz, num_qo_heads * head_size]`` or ``[nnz, num_qo_heads, head_size]`` (float32, float16,
+            bfloat16); any strides of tokens and heads.
         key: the same with ``num_kv_heads``, same dtype.
         head_size: elements of a head; the first ``rotary_dim`` of them are rotated, others are copied.
-        cos_sin_cache: ``[max_position, rotary_dim]`` (float32), the cosines first, then the sines; ``rotary_dim`` is
-            even and at most 512.
+        cos_sin_cache: ``[max_position, rotary_dim]`` (float32), the cosines first, then the sines;
+            ``rotary_dim`` is even and at most 512.
         is_neox: pairs are elements ``(i, i + rotary_dim / 2)`` of a head, otherwise ``(2 * i, 2 * i + 1)``.
 
     Returns:
         The rotated ``query`` and ``key``, new and contiguous, of the same shapes.
 
     Raises:
-        ValueError: invalid shapes, strides or devices, or on the CPU a position outside of the cache. On CUDA the host
-            cannot read positions without waiting; a token with such a position is not rotated.
+        ValueError: invalid shapes, strides or devices, or on the CPU a position outside of the cache. On CUDA
+            the host cannot read positions without waiting; a token with such a position is not rotated.
         TypeError: invalid dtypes.
 
     Source: as :func:`apply_rope`.
@@ -384,10 +388,10 @@ def apply_rope_with_cos_sin_cache_inplace(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> None:
-    """Apply :func:`apply_rope_with_cos_sin_cache` in place to ``query`` and ``key``, ``[nnz, heads * head_size]``.
+    """Apply :func:`apply_rope_with_cos_sin_cache` in place to ``query`` and ``key``.
 
     Raises:
-        ValueError, TypeError: as that function; also ``ValueError`` if ``query`` and ``key`` share elements. They may be
-            parts of one fused projection.
+        ValueError, TypeError: as that function; also ``ValueError`` if ``query`` and ``key`` share elements.
+            They may be parts of one fused projection.
     """
     _rope_with_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox)

@@ -1,23 +1,24 @@
 """Sampling of tokens: softmax, filters, draws, and the verification of draft tokens.
 
-A row is ``x >= 0``: probabilities, or ``softmax(logits)`` in float32. Every filter keeps ``{i : x_i >= t, x_i > 0}`` for
-one threshold ``t`` of the row, so ties are kept whole. A sample is the smallest ``i`` with
-``sum(kept x_j, j <= i) > u * sum(kept x)`` for one uniform ``u`` of 53 bits. It depends only on the row, the threshold
-and ``u``. Rows need not sum to 1.
+A row is ``x >= 0``: probabilities, or ``softmax(logits)`` in float32. Every filter keeps
+``{i : x_i >= t, x_i > 0}`` for one threshold ``t`` of the row, so ties are kept whole. A sample is the
+smallest ``i`` with ``sum(kept x_j, j <= i) > u * sum(kept x)`` for one uniform ``u`` of 53 bits. It depends
+only on the row, the threshold and ``u``. Rows need not sum to 1.
 
-``u`` comes from Philox4x32-10 with the key ``seed`` and the counter ``(offset, slot)``. ``slot`` is the index of the
-output by default. With ``slot=0`` and a seed for each output, a request draws the same tokens in any batch. Without
-``seed``, seed and offset come from ``generator``, or from torch's default one. Sums have a fixed order, so results are
-the same in every run and batch; ``deterministic`` is accepted and unused. ``seed`` and ``offset`` are integers modulo
-2^64, or int64 or uint64 tensors ``[1]`` or ``[num_outputs]`` on the device.
+``u`` comes from Philox4x32-10 with the key ``seed`` and the counter ``(offset, slot)``. ``slot`` is the index
+of the output by default. With ``slot=0`` and a seed for each output, a request draws the same tokens in any
+batch. Without ``seed``, seed and offset come from ``generator``, or from torch's default one. Sums have a
+fixed order, so results are the same in every run and batch; ``deterministic`` is accepted and unused.
+``seed`` and ``offset`` are integers modulo 2^64, or int64 or uint64 tensors ``[1]`` or ``[num_outputs]`` on
+the device.
 
-All functions share these rules. Rows are float32, float16 or bfloat16, with any stride between rows. ``indices``
-``[num_outputs]`` (int32 or int64) names the row of each output. Samples have its dtype, or int32 without it. A parameter
-is a number, or a tensor ``[num_outputs]`` or ``[batch_size]`` that the host never reads. An invalid row gives token 0,
-and False in ``valid`` with ``return_valid``. Rows are invalid with a NaN, without mass, with a parameter that is NaN, and
-on CUDA with an index outside of the batch. ``check_nan`` raises ``ValueError`` for a NaN instead, and waits for the
-device. Invalid shapes, devices and lengths raise ``ValueError``, invalid dtypes ``TypeError``, on the CPU an index
-outside of the batch ``IndexError``.
+All functions share these rules. Rows are float32, float16 or bfloat16, with any stride between rows.
+``indices`` ``[num_outputs]`` (int32 or int64) names the row of each output. Samples have its dtype, or int32
+without it. A parameter is a number, or a tensor ``[num_outputs]`` or ``[batch_size]`` that the host never
+reads. An invalid row gives token 0, and False in ``valid`` with ``return_valid``. Rows are invalid with a
+NaN, without mass, with a parameter that is NaN, and on CUDA with an index outside of the batch. ``check_nan``
+raises ``ValueError`` for a NaN instead, and waits for the device. Invalid shapes, devices and lengths raise
+``ValueError``, invalid dtypes ``TypeError``, on the CPU an index outside of the batch ``IndexError``.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def top_p_sampling_from_probs(
     slot: Word = None,
     return_valid: bool = False,
 ) -> Samples:
-    """Draw from the smallest set of most probable tokens with the mass ``top_p`` (nucleus sampling, Holtzman et al. 2019).
+    """Draw from the smallest set of most probable tokens with the mass ``top_p``.
+
+    This is nucleus sampling (Holtzman et al. 2019).
 
     Args:
         probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
@@ -207,8 +210,8 @@ def top_k_top_p_sampling_from_logits(
         top_k: negative numbers, and the vocabulary's size and more, keep all; 0 counts as 1.
         top_p: 1 and more keep all; 0 and less keep the most probable.
         filter_apply_order: ``"top_k_first"`` samples like :func:`top_k_mask_logits`, :func:`softmax` and then
-            :func:`top_p_sampling_from_probs`, so ``top_p`` is relative to the mass after ``top_k``. With ``"joint"`` it is
-            relative to the whole row.
+            :func:`top_p_sampling_from_probs`, so ``top_p`` is relative to the mass after ``top_k``. With
+            ``"joint"`` it is relative to the whole row.
         indices, generator, check_nan, seed, offset, slot: see the module's description.
 
     Returns:
@@ -246,8 +249,8 @@ def top_k_top_p_sampling_from_probs(
         probs: ``[batch_size, vocab_size]``; negative numbers count as 0.
         top_k: negative numbers, and the vocabulary's size and more, keep all; 0 counts as 1.
         top_p: 1 and more keep all; 0 and less keep the most probable.
-        filter_apply_order: with ``"top_k_first"`` ``top_p`` is relative to the mass after ``top_k``, with ``"joint"`` to
-            the whole row.
+        filter_apply_order: with ``"top_k_first"`` ``top_p`` is relative to the mass after ``top_k``, with
+            ``"joint"`` to the whole row.
         indices, generator, check_nan, seed, offset, slot, return_valid: see the module's description.
 
     Returns:

@@ -23,7 +23,10 @@ DEFAULT_SITU_LINEAR_BETA = 25.0
 
 
 class ActivationType(IntEnum):
-    """Activation between an expert's two products. A gated one reads two rows of the first weight for each column."""
+    """Activation between an expert's two products.
+
+    A gated one reads two rows of the first weight for each column.
+    """
 
     Gelu = 0
     Relu = 1

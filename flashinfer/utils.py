@@ -93,8 +93,8 @@ def is_float8(x: torch.Tensor) -> bool:
 def get_alibi_slopes(n_heads: int) -> torch.Tensor:
     """Return the slopes of ALiBi, ``[n_heads]`` float32 on the CPU.
 
-    Let ``n`` be the largest power of two up to ``n_heads``. The first ``n`` slopes are ``2^(-8 i / n)`` for ``i`` in
-    1 ... n. Further heads have every second one of the slopes of ``2 n`` heads.
+    Let ``n`` be the largest power of two up to ``n_heads``. The first ``n`` slopes are ``2^(-8 i / n)`` for
+    ``i`` in 1 ... n. Further heads have every second one of the slopes of ``2 n`` heads.
 
     Source: Press, Smith, Lewis: Train Short, Test Long: Attention with Linear Biases, 2021.
 
@@ -108,7 +108,7 @@ def get_alibi_slopes(n_heads: int) -> torch.Tensor:
 
 
 def get_indptr(x: torch.Tensor) -> torch.Tensor:
-    """Return the bounds ``[n + 1]`` of segments with the lengths ``x``, ``[n]``: int64 from 0 on, on ``x``'s device."""
+    """Return the bounds ``[n + 1]`` of segments with the lengths ``x``, ``[n]``: int64 on ``x``'s device."""
     return torch.nn.functional.pad(x.to(torch.int64).cumsum(0), (1, 0))
 
 
@@ -184,7 +184,10 @@ def is_fa3_backend_supported(
     dtype_q: torch.dtype,
     dtype_kv: torch.dtype,
 ) -> bool:
-    """Return whether prefill's Hopper kernels compute this. ``use_fp16_qk_reductions`` is unused, as everywhere."""
+    """Return whether prefill's Hopper kernels compute this.
+
+    ``use_fp16_qk_reductions`` is unused, as everywhere.
+    """
     rotates = int(pos_encoding_mode) == PosEncodingMode.ROPE_LLAMA.value
     served = (*HALVES, *FP8)
     return not rotates and not use_custom_mask and dtype_q == dtype_kv and dtype_q in served
@@ -196,7 +199,7 @@ def version_at_least(version: str, base_version: str) -> bool:
 
 
 def set_log_level(lvl_str: str) -> None:
-    """Set the level of the library's logger, like ``FLASHINFER_LOGGING_LEVEL``: ``"debug"`` to ``"critical"``.
+    """Set the level of the library's logger: ``"debug"`` to ``"critical"``.
 
     Raises:
         ValueError: another level.
@@ -209,7 +212,7 @@ def set_log_level(lvl_str: str) -> None:
 
 
 def register_custom_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:
-    """Return a decorator without effect, as in FlashInfer 0.2.7: every function here already is an operator."""
+    """Return a decorator without effect: every function here already is an operator (FlashInfer 0.2.7)."""
     return lambda function: function
 
 
@@ -224,11 +227,15 @@ def next_positive_power_of_2(x: int) -> int:
 
 
 def get_trtllm_gen_multi_ctas_kv_counter_bytes(batch_size: int, num_qo_heads: int, sm_count: int) -> int:
-    """Return 0: splits of a request are merged without counters. vLLM allocates an empty buffer for every layer."""
+    """Return 0: splits of a request are merged without counters.
+
+    vLLM allocates an empty buffer for every layer.
+    """
     return 0
 
 
-# Shared buffers by (name, str(device)). vLLM replaces a host entry by a pinned copy, so look entries up each time.
+# Shared buffers by (name, str(device)). vLLM replaces a host entry by a pinned copy, so look entries up each
+# time.
 _cache_buf: dict[tuple[str, str], torch.Tensor] = {}
 
 
@@ -246,7 +253,7 @@ def _get_cache_buf(name: str, bytes: int, device: torch.device | str) -> torch.T
 
 
 def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
-    """Return ``0, 1, ...`` int32 of length ``seq_len``: a view of one buffer for each power of two and device."""
+    """Return ``0, 1, ...`` int32 of length ``seq_len``: a view of one buffer per power of two and device."""
     length = _ceil_pow2(seq_len)
     key = f"range_{length}", str(device)
     buffer = _cache_buf.get(key)

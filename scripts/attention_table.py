@@ -1,4 +1,4 @@
-"""Print docs/attention-modules.md: the attention modules in directories of artifacts, their sizes and compile times.
+"""Print docs/attention-modules.md: attention modules in directories of artifacts, sizes, compile times.
 
     python scripts/build_aot.py --families decode,prefill --out-dir DIR
     python scripts/attention_table.py DIR > docs/attention-modules.md

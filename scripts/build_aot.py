@@ -1,4 +1,7 @@
-"""Build modules ahead of time into data/aot. This is ``flashinfer build`` of this tree; see ``flashinfer/cli/aot.py``."""
+"""Build modules ahead of time into data/aot.
+
+This is ``flashinfer build`` of this tree; see ``flashinfer/cli/aot.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
 """Compare a serving engine's uses of flashinfer with the contract and with this tree.
 
-    python scripts/engine_contract.py vllm-0.33.0-*.whl sglang-0.5.23-*.whl     # wheels, or folders of sources
-    python scripts/engine_contract.py --all vllm-0.33.0-*.whl                   # every use, also known ones
+    python scripts/engine_contract.py vllm-0.33.0-*.whl sglang-0.5.23-*.whl     # wheels, or folders of
+    sources python scripts/engine_contract.py --all vllm-0.33.0-*.whl                   # every use, also
+    known ones
 
-An engine's Python is read and never run. A use is an import, a question (``hasattr``, ``getattr``, ``find_spec``, a
-parameter in ``inspect.signature``), an attribute, or a call with its number of positional arguments and its keywords.
-Names are followed through assignments, functions that wrap an import, and modules of the engine that pass them on.
+An engine's Python is read and never run. A use is an import, a question (``hasattr``, ``getattr``,
+``find_spec``, a parameter in ``inspect.signature``), an attribute, or a call with its number of positional
+arguments and its keywords. Names are followed through assignments, functions that wrap an import, and modules
+of the engine that pass them on.
 
-The script prints a line for each use that tests/integrations/contract does not know, for each name that the contract
-calls served and this tree lacks, and for each call that this tree refuses. With any line the exit code is 1.
+The script prints a line for each use that tests/integrations/contract does not know, for each name that the
+contract calls served and this tree lacks, and for each call that this tree refuses. With any line the exit
+code is 1.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ METHODS = {"plan", "run", "begin_forward", "forward", "forward_return_lse", "run
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a name: ``kind`` is import, question, attribute or call; ``detail`` the arguments of a call."""
+    """One use of a name. ``kind`` is import, question, attribute or call; ``detail`` a call's arguments."""
 
     kind: str
     name: str
@@ -83,7 +86,7 @@ def is_none(node: ast.AST) -> bool:
 
 
 def form_of(node: ast.Call) -> tuple[int, tuple[str, ...]]:
-    """Return the number of positional arguments of a call, and its keywords; ``**`` for those of a dictionary."""
+    """Return the number of positional arguments of a call, and its keywords; ``**`` for a dictionary's."""
     return len(node.args), tuple(one.arg or "**" for one in node.keywords)
 
 
@@ -134,7 +137,7 @@ class Reader(ast.NodeVisitor):
         return None
 
     def made(self, node: ast.Call) -> str | None:
-        """Return the name in this package that a call returns: ``getattr``, an import by name, a wrapper of one."""
+        """Return the name in this package that a call returns: ``getattr``, an import by name, a wrapper."""
         texts = [text_of(arg) for arg in node.args]
         function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if function == "getattr" and len(texts) > 1 and texts[1]:
@@ -380,7 +383,8 @@ def complaint(use: Use) -> str | None:
 
 
 def known_forms(name: str, use: Use) -> list[facts.Form]:
-    """Return the forms of the facts that have all keywords of a call, and at least as many positional arguments."""
+    """Return the forms of the facts with all keywords of a call, and at least its positional arguments."""
+
     positional, keywords = use.detail
     return [
         form

@@ -3,8 +3,9 @@
 python scripts/init_stub.py            # after a name or an operator was added
 python scripts/init_stub.py --check    # exit with 1 if a list is out of date
 
-``flashinfer/__init__.pyi`` maps each public name to the one module that its first use imports; type checkers and editors
-read it too. ``flashinfer/_ops/schemas.py`` maps each module to its operators, for programs saved with them.
+``flashinfer/__init__.pyi`` maps each public name to the one module that its first use imports; type checkers
+and editors read it too. ``flashinfer/_ops/schemas.py`` maps each module to its operators, for programs saved
+with them.
 """
 
 from __future__ import annotations

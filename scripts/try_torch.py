@@ -3,9 +3,9 @@
 python scripts/try_torch.py 2.15.0                        # the families below
 python scripts/try_torch.py 2.10.0 --python python3.10 -- tests/norm -k rmsnorm
 
-The script makes an environment in ``data/torch/<version>-<python>`` once, and runs pytest there with this checkout, its
-``data/aot`` and its workspace. The tests compile modules with the headers of the other torch. The exit status is
-pytest's. docs/torch.md has the table of tried versions.
+The script makes an environment in ``data/torch/<version>-<python>`` once, and runs pytest there with this
+checkout, its ``data/aot`` and its workspace. The tests compile modules with the headers of the other torch.
+The exit status is pytest's. docs/torch.md has the table of tried versions.
 """
 
 from __future__ import annotations

@@ -94,7 +94,10 @@ def gate(
     function: str, g: torch.Tensor | None, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return g in ``dtype``. It is small next to q and k, so torch computes it, with gradients of A_log and dt_bias."""
+    """Return g in ``dtype``.
+
+    It is small next to q and k, so torch computes it, with gradients of A_log and dt_bias.
+    """
     if not use_gate:
         if A_log is not None or dt_bias is not None:
             raise value_error(function, "use_gate_in_kernel", False, "True with A_log or dt_bias")
@@ -113,7 +116,7 @@ def row_gate(
     function: str, g: torch.Tensor, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     lower_bound: float | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the logarithms ``[B, T, HV, K]`` in ``dtype``, from raw numbers with ``use_gate``; gradients pass through."""
+    """Return the logarithms ``[B, T, HV, K]`` in ``dtype``, from raw numbers with ``use_gate``."""
     check_rows(function, g, use_gate, A_log, dt_bias, lower_bound)
     if A_log is None:
         return g.to(dtype).contiguous()
@@ -169,7 +172,10 @@ def sigmoid_of(
 
 
 def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:
-    """Reject decays that are passed instead of their logarithms, on the CPU. On CUDA reading them would wait."""
+    """Reject decays that are passed instead of their logarithms, on the CPU.
+
+    On CUDA reading them would wait.
+    """
     if gate is not None and is_readable(gate) and bool((gate > 0).any()):
         wanted = "natural logarithms of decays; flashinfer.chunk_gated_delta_rule takes decays"
         raise value_error(function, name, "numbers above 0", wanted)

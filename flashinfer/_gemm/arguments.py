@@ -24,7 +24,10 @@ def output(
     default: torch.dtype = torch.bfloat16,
     zeros: bool = False,
 ) -> torch.Tensor:
-    """Return ``out``, whose shape is already checked, or a new tensor. A ``dtype`` must be that of ``out``."""
+    """Return ``out``, whose shape is already checked, or a new tensor.
+
+    A ``dtype`` must be that of ``out``.
+    """
     if out is None:
         dtype = default if dtype is None else dtype
         check_dtype(function, "out_dtype", dtype, OUTPUTS)
@@ -61,7 +64,10 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def in_eight_bits(
     function: str, name: str, x: torch.Tensor, scale: torch.Tensor | None, *shapes: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``[m, k]`` in float8_e4m3fn with its scales. Scales of the caller must have one of the shapes."""
+    """Return ``[m, k]`` in float8_e4m3fn with its scales.
+
+    Scales of the caller must have one of the shapes.
+    """
     if x.dtype == torch.bfloat16:
         if scale is not None:
             raise value_error(function, f"{name}_scale", "one with bfloat16", None)

@@ -56,7 +56,8 @@ def groupwise(
     """Write ``out``: a ``[m, k]`` or ``[e, m, k]``, b ``[n, k]`` or ``[e, n, k]``, both already checked.
 
     Args:
-        mode: ``"K"`` for scales that are contiguous along the depth, or ``"MN"`` for scales contiguous along the rows.
+        mode: ``"K"`` for scales that are contiguous along the depth, or ``"MN"`` for scales contiguous along
+            the rows.
         names: an argument of the operator -> its name in the public function.
     """
     m, n, k = granularity

@@ -16,13 +16,13 @@ GROUPED_GEMM = (
     " Tensor? b_indices, Tensor? a_rows, Tensor? row_scale, int granularity_m, int granularity_n, int granularity_k,"
     " bool sm90, int gate) -> ()"
 )
-# out[r] = row_scale[r] * (a[a_rows[r]] * a_scale) @ (b[b_indices[g]] * b_scale)^T for each row r of each group g. Rows
-# without a group stay unchanged. Group g has the rows m_indptr[g] to m_indptr[g + 1]; with m_counts, m_counts[g] rows from
-# m_indptr[g] on. Without m_indptr groups are equal parts, of which the first m_counts[g] rows count. A granularity of 0
-# means one scale for the whole extent.
+# out[r] = row_scale[r] * (a[a_rows[r]] * a_scale) @ (b[b_indices[g]] * b_scale)^T for each row r of each
+# group g. Rows without a group stay unchanged. Group g has the rows m_indptr[g] to m_indptr[g + 1]; with
+# m_counts, m_counts[g] rows from m_indptr[g] on. Without m_indptr groups are equal parts, of which the first
+# m_counts[g] rows count. A granularity of 0 means one scale for the whole extent.
 # sm90: the Hopper kernels or an error; otherwise they are used if they serve the call.
-# gate: 0 for none. Otherwise b's rows are two halves, and out = silu(gate) * linear has half as many columns. 1: the linear
-# half comes first; 2: the gate does. m_indptr is int32 then, and there are no factors.
+# gate: 0 for none. Otherwise b's rows are two halves, and out = silu(gate) * linear has half as many columns.
+# 1: the linear half comes first; 2: the gate does. m_indptr is int32 then, and there are no factors.
 _grouped_gemm = define(
     GROUPED_GEMM,
     gen_gemm_module,

@@ -40,7 +40,7 @@ class SegmentGEMMWrapper:
     def reset_workspace_buffer(
         self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None
     ) -> None:
-        """Use the device of another buffer from now on; ``int_workspace_buffer`` is accepted for FlashInfer's callers."""
+        """Use the device of another buffer. ``int_workspace_buffer`` is accepted for FlashInfer's callers."""
         if not isinstance(float_workspace_buffer, torch.Tensor):
             raise type_error(
                 "SegmentGEMMWrapper", "float_workspace_buffer", type(float_workspace_buffer).__name__, "Tensor"
@@ -58,27 +58,28 @@ class SegmentGEMMWrapper:
         seg_indptr: torch.Tensor | None = None,
         weight_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute ``y[segment i] = x[segment i] @ weights[weight_indices[i]]``, or ``weights[i]`` without indices.
+        """Compute ``y[segment i] = x[segment i] @ weights[weight_indices[i]]``; without indices ``weights[i]``.
 
         Args:
             x: ``[rows, d_in]``: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2.
-            weights: ``[num_weights, d_out, d_in]`` if ``weight_column_major``, else ``[num_weights, d_in, d_out]``; of
-                ``x``'s dtype, or either of fp8.
+            weights: ``[num_weights, d_out, d_in]`` if ``weight_column_major``, else
+                ``[num_weights, d_in, d_out]``; of ``x``'s dtype, or either of fp8.
             batch_size: number of segments.
-            out: ``[rows, d_out]`` of ``x``'s dtype (of fp8: bfloat16 or float16). Only rows in segments are written; a
-                new one has zeros in the others.
+            out: ``[rows, d_out]`` of ``x``'s dtype (of fp8: bfloat16 or float16). Only rows in segments are
+                written; a new one has zeros in the others.
             seg_lens: ``[batch_size]``, rows of each segment; int32 or int64, on any device.
-            seg_indptr: ``[batch_size + 1]``, segment i has the rows ``seg_indptr[i]`` to ``seg_indptr[i + 1]``. It
-                overrides ``seg_lens``. On a GPU no table is an error: segments end at the last row of x, a negative
-                range is empty, and a row of two segments has the product of either.
+            seg_indptr: ``[batch_size + 1]``, segment i has the rows ``seg_indptr[i]`` to
+                ``seg_indptr[i + 1]``. It overrides ``seg_lens``. On a GPU no table is an error: segments end
+                at the last row of x, a negative range is empty, and a row of two segments has the product of
+                either.
             weight_indices: ``[batch_size]``; a segment with an invalid index is skipped.
 
         Returns:
             ``[rows, d_out]``, in bfloat16 for fp8.
 
         Raises:
-            ValueError: invalid shapes, neither ``seg_lens`` nor ``seg_indptr``, a call that ``sm90`` does not serve, or
-                on the CPU segments of invalid rows.
+            ValueError: invalid shapes, neither ``seg_lens`` nor ``seg_indptr``, a call that ``sm90`` does not
+                serve, or on the CPU segments of invalid rows.
             TypeError: invalid dtypes.
             GradientError: a tensor requires a gradient; there is none.
         """

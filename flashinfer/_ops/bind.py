@@ -1,4 +1,4 @@
-"""Checks of a function's tensors against one schema: `b, m, k, n = bind("bmm_fp8", A=(A, "b m k", FP8), ...)`.
+"""Checks of a function's tensors against one schema: `m, k, n = bind("mm", a=(a, "m k"), b=(b, "k n"))`.
 
 An error names the called function, the argument, the value it got and the value it wanted.
 """
@@ -26,12 +26,13 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
 
     Args:
         op: the function, for calls that no public function of the package makes.
-        arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words: a letter
-            for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or ``_`` for any size.
-            They can also be a tuple of computed sizes, or ``None`` for any shape. A ``?`` in front allows ``None``. Dtypes are a tuple, or the
-            name of an argument with the same dtype.
+        arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words:
+            a letter for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or
+            ``_`` for any size. They can also be a tuple of computed sizes, or ``None`` for any shape. A ``?``
+            in front allows ``None``. Dtypes are a tuple, or the name of an argument with the same dtype.
 
-    All tensors are dense and on the device of the first. A graph compares sizes that are still unknown when it runs.
+    All tensors are dense and on the device of the first. A graph compares sizes that are still unknown when
+    it runs.
 
     Raises:
         TypeError: no tensor, or another dtype.

@@ -1,7 +1,8 @@
 """Operators whose module a configuration selects, with their namespaces and fake implementations.
 
-An operator of ``define()`` has one module for each device. Where sizes, variants or tiles choose among modules, each
-module registers its operators in a namespace of its own, and :func:`configured` finds it by the configuration.
+An operator of ``define()`` has one module for each device. Where sizes, variants or tiles choose among
+modules, each module registers its operators in a namespace of its own, and :func:`configured` finds it by the
+configuration.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _loaded_dispatching: dict[str, JitSpec] = {}
 
 
 def configured(spec_of: Callable[..., JitSpec], fakes: Fakes) -> Callable[..., Any]:
-    """Return a cached function from a configuration to the namespace of its operators. It loads or builds the module.
+    """Return a cached function from a configuration to the namespace of its operators.
+
+    It loads or builds the module.
 
     Args:
         spec_of: maps a configuration to the spec of its module, such as a family's ``gen_*_module``.
@@ -62,8 +65,8 @@ def with_fakes(namespace: Any, fakes: Fakes) -> Any:
 def load_configured(spec: JitSpec) -> Any:
     """Return the ``torch.ops`` namespace of a module that computes what ``spec`` describes.
 
-    The order is: the module of exactly this configuration, a dispatching module that was built ahead of time and covers
-    it, a new build. Cache the result, because the lookup reads files.
+    The order is: the module of exactly this configuration, a dispatching module that was built ahead of time
+    and covers it, a new build. Cache the result, because the lookup reads files.
 
     Raises:
         BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
@@ -83,7 +86,7 @@ def load_configured(spec: JitSpec) -> Any:
 
 
 def covered(spec: JitSpec) -> bool:
-    """Return whether a dispatching module that was built ahead of time replaces the missing module of ``spec``."""
+    """Return whether a dispatching module that was built ahead of time replaces the module of ``spec``."""
     several = _dispatching(spec)
     if several is None or store.look_up(spec).artifact is not None:
         return False

@@ -1,8 +1,8 @@
 """Operators that load themselves.
 
-An operator is declared here once: schema, fake implementation, and one Python kernel for every device, which loads
-the module of the tensors' device and calls the operator again. The module registers its C++ kernel at that
-device's key, which wins from then on: after the first call no Python is left on the path.
+An operator is declared here once: schema, fake implementation, and one Python kernel for every device, which
+loads the module of the tensors' device and calls the operator again. The module registers its C++ kernel at
+that device's key, which wins from then on: after the first call no Python is left on the path.
 
 Operators whose module a configuration chooses are those of ``configured.py``.
 """
@@ -34,7 +34,9 @@ def define_in_python(
     on_host: tuple[str, ...] = (),
     namespace: str = "flashinfer",
 ) -> Any:
-    """Declare ``flashinfer::<schema>`` with a Python function as its kernel on every device. Return the operator.
+    """Declare ``flashinfer::<schema>`` with a Python function as its kernel on every device.
+
+    Return the operator.
 
     Graphs do not trace into it. The arguments are those of :func:`define`.
     """
@@ -48,8 +50,8 @@ def define_in_python(
     if on_host:
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
     else:
-        # register_fake would do the same, but it reads the caller's source, which takes half of the import of this
-        # package, and it permits tensors on several devices.
+        # register_fake would do the same, but it reads the caller's source, which takes half of the import of
+        # this package, and it permits tensors on several devices.
         library.impl(name, fake, "Meta")
     if gradient is not None:
         torch.library.register_autograd(
@@ -60,7 +62,7 @@ def define_in_python(
 
 
 def element_type(spec: JitSpec, *args: Any) -> Needs:
-    """Return the dtype that a call needs of a module that covers several: that of the first tensor with one of them."""
+    """Return the dtype that a call needs of a module that covers several: that of its first such tensor."""
     dtypes = dict(spec.coverage).get("dtype", ())
     names = (str(arg.dtype).removeprefix("torch.") for arg in args if isinstance(arg, torch.Tensor))
     return next(({"dtype": (name,)} for name in names if name in dtypes), {})

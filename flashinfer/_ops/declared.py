@@ -1,8 +1,8 @@
 """Operators of families that are not imported yet, declared for programs that were saved with them.
 
-``schemas.py`` lists every operator with the module that defines it. Python that asks ``torch.ops`` for one imports that
-module first. C++, such as a package of AOTInductor, asks the dispatcher: it finds the schema, and a kernel that
-imports the module and calls the operator again.
+``schemas.py`` lists every operator with the module that defines it. Python that asks ``torch.ops`` for one
+imports that module first. C++, such as a package of AOTInductor, asks the dispatcher: it finds the schema,
+and a kernel that imports the module and calls the operator again.
 """
 
 from __future__ import annotations

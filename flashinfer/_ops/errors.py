@@ -26,8 +26,8 @@ _INNER = (_PACKAGE + "_ops.", _PACKAGE + "cli.")
 def called(op: str) -> str:
     """Return the name of the public function that the user called, or ``op`` if there is none.
 
-    Functions share operators and call each other. The outermost frame of the package decides. It is looked up only when
-    an error is raised, so successful calls do not pay for it.
+    Functions share operators and call each other. The outermost frame of the package decides. It is looked up
+    only when an error is raised, so successful calls do not pay for it.
     """
     if is_dynamo_compiling():
         return op
@@ -52,7 +52,8 @@ def raise_as_callers_mistake(
 ) -> NoReturn:
     """Raise an operator's error as a Python exception that names the called function.
 
-    Bindings write the exception's name before the text of an invalid argument. torch's parser has its own form.
+    Bindings write the exception's name before the text of an invalid argument. torch's parser has its own
+    form.
 
     Args:
         err: the error of the operator.
@@ -82,7 +83,9 @@ def raise_as_callers_mistake(
 
 
 def raise_from_module(op: str, names: Sequence[str], args: Sequence[Any], err: RuntimeError) -> NoReturn:
-    """Raise the error of a configuration's module. Such a module does not check layouts and devices as ``define`` does.
+    """Raise the error of a configuration's module.
+
+    Such a module does not check layouts and devices as ``define`` does.
 
     Raises:
         ValueError: a tensor that is not dense, or tensors on several devices.
@@ -171,8 +174,8 @@ def check_dense(op: str, names: Sequence[str], args: Sequence[Any]) -> None:
 def on_copies(operator: Any) -> Callable[..., Any]:
     """Return the kernel of an operator that writes its arguments, for views with the negative bit.
 
-    Such a view is the negation of its memory. torch's fallback fails for a written view after other arguments were
-    written. This kernel calls the operator on copies and copies the results back.
+    Such a view is the negation of its memory. torch's fallback fails for a written view after other arguments
+    were written. This kernel calls the operator on copies and copies the results back.
     """
     written = [n for n, one in enumerate(operator._schema.arguments) if one.alias_info and one.alias_info.is_write]
 

@@ -16,7 +16,9 @@ INTEGERS = frozenset({
 
 
 def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """Return a table as kernels read it: a contiguous vector of ``dtype``. Other integers and strides are copied.
+    """Return a table as kernels read it: a contiguous vector of ``dtype``.
+
+    Other integers and strides are copied.
 
     Raises:
         TypeError: no integers.
@@ -44,8 +46,8 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
     """Return integers as ``dtype``.
 
     Raises:
-        ValueError: a value on the CPU that does not fit into ``dtype``. The host does not read values of a GPU: they
-            become the nearest value of ``dtype``, so invalid indices stay invalid.
+        ValueError: a value on the CPU that does not fit into ``dtype``. The host does not read values of a
+            GPU: they become the nearest value of ``dtype``, so invalid indices stay invalid.
     """
     if x.dtype == dtype:
         return x
@@ -58,10 +60,10 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]) -> Callable[..., Any]:
-    """Return ``call`` of an operator with any integers and strides at ``positions``, which maps to argument names.
+    """Return ``call`` with any integers and strides at ``positions``, which maps to argument names.
 
-    The operator checks everything before it writes. So tables that kernels can read cost nothing, and other tables are
-    narrowed after the operator has rejected them.
+    The operator checks everything before it writes. So tables that kernels can read cost nothing, and other
+    tables are narrowed after the operator has rejected them.
     """
 
     def checked(*args: Any) -> Any:

@@ -1,7 +1,7 @@
 """Dispatch of a call to an operator of inference, or to a general one for gradients and symbolic numbers.
 
-Operators of inference have no kernel for autograd, because it would run Python before every call. Calls that need
-gradients, or that a graph makes with symbolic numbers, go to the operator of :class:`General`.
+Operators of inference have no kernel for autograd, because it would run Python before every call. Calls that
+need gradients, or that a graph makes with symbolic numbers, go to the operator of :class:`General`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .errors import raise_as_callers_mistake
 from .scalars import is_symbolic
 from .tensors import check_form
 
-# The dispatcher's call of an operator's handle. Calling the operator ends there 0.4 us later. Dynamo does not know it,
-# and tensors whose class has a __torch_function__ must not use it.
+# The dispatcher's call of an operator's handle. Calling the operator ends there 0.4 us later. Dynamo does not
+# know it, and tensors whose class has a __torch_function__ must not use it.
 call_handle: Callable[..., Any] = torch._C._dispatch_call_boxed
 
 
@@ -50,8 +50,8 @@ def no_second_derivative(name: str) -> Gradient:
 class General:
     """Replacement for calls that an operator without gradients, with plain numbers, cannot serve.
 
-    ``call`` takes the operator's arguments. It is used if a tensor named by ``differentiable`` requires a gradient, or
-    if a number named by ``scalars`` is symbolic under ``torch.compile``.
+    ``call`` takes the operator's arguments. It is used if a tensor named by ``differentiable`` requires a
+    gradient, or if a number named by ``scalars`` is symbolic under ``torch.compile``.
     """
 
     call: Callable[..., Any]
@@ -60,7 +60,10 @@ class General:
 
 
 def without_gradient(name: str, *differentiable: str) -> General:
-    """Refuse gradients of an operator of inference. An error is better than a gradient that is silently missing."""
+    """Refuse gradients of an operator of inference.
+
+    An error is better than a gradient that is silently missing.
+    """
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
@@ -115,7 +118,6 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
 
 def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor) -> None:
     """Copy ``result`` into ``out`` so that autograd follows.
-
 
     Raises:
         ValueError, TypeError: another shape, device or dtype, which torch would convert.

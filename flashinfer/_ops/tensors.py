@@ -1,4 +1,4 @@
-"""Checks of arguments before an operator sees them: dense tensors, their dimensions, shapes, dtypes and devices."""
+"""Checks of arguments before an operator sees them: tensors, dimensions, shapes, dtypes and devices."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_form(
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether the host can read values without waiting: a plain CPU tensor outside of graphs and transforms."""
+    """Return whether the host can read values without waiting: a plain CPU tensor outside of graphs."""
     if torch.compiler.is_compiling() or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

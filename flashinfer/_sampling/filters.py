@@ -17,7 +17,8 @@ def softmax(logits: torch.Tensor, temperature: Real | None = None, enable_pdl: b
         enable_pdl: let the kernel start while its predecessor ends (CUDA); ``None``: if the device can.
 
     Returns:
-        ``[batch_size, vocab_size]`` float32; NaN in rows with a NaN and in rows of -inf, like ``torch.softmax``.
+        ``[batch_size, vocab_size]`` float32; NaN in rows with a NaN and in rows of -inf, like
+        ``torch.softmax``.
     """
     check_rows("softmax", "logits", logits)
     number = real_of(
@@ -57,7 +58,9 @@ def top_k_renorm_probs(probs: torch.Tensor, top_k: Integer, is_deterministic: bo
 
 
 def top_k_mask_logits(logits: torch.Tensor, top_k: Integer) -> torch.Tensor:
-    """Keep the ``top_k`` largest logits of each row and those that tie with the last of them. Others become -inf.
+    """Keep the ``top_k`` largest logits of each row and those that tie with the last of them.
+
+    Others become -inf.
 
     Args:
         logits: ``[batch_size, vocab_size]``; NaN stays and is not counted.

@@ -31,7 +31,7 @@ def real_of(op: str, name: str, given: Real, rows: int, outputs: int) -> tuple[t
 
 
 def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> tuple[torch.Tensor | None, float]:
-    """Return the number as a tensor if it is an input of a graph, so that the graph is compiled once for all values."""
+    """Return an input of a graph as a tensor, so that the graph is compiled once for all values."""
     tensor, value = number
     if tensor is None and is_dynamo_compiling() and is_symbolic(value):
         return as_tensor(value, device).reshape(1), 0.0

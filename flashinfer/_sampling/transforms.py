@@ -1,4 +1,4 @@
-"""Indices of the largest scores of rows of different lengths, as slots of a page table or of a ragged array."""
+"""Indices of the largest scores of rows, as slots of a page table or of a ragged array."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def top_k_page_table_transform(
         lengths: number of scores of each row, ``[num_rows]`` int32 or int64.
         k: number of indices.
         row_to_batch: row of the page table for each row, ``[num_rows]``; ``None``: the same row.
-        deterministic, dsa_graph_safe: accepted. Results are always the same, and nothing waits for the device.
+        deterministic, dsa_graph_safe: accepted. Results are always the same, and nothing waits for the
+            device.
         tie_break: a :class:`flashinfer.TopKTieBreak`, for scores equal to the last one.
         row_starts: column of each row's first score, ``[num_rows]``; ``None``: 0. Indices count from it.
         page_table_row_starts: entry of the page table for each row's first page, ``[num_rows]``; ``None``:
@@ -54,8 +55,8 @@ def top_k_page_table_transform(
         ``out``, or a new ``[num_rows, k]`` int32: slots by ascending index, then -1.
 
     Raises:
-        ValueError: an invalid shape, ``k``, ``tie_break`` or ``page_size``; ``row_starts`` with pages of more than one
-            slot and without ``page_table_row_starts``; outputs that overlap each other or an input.
+        ValueError: an invalid shape, ``k``, ``tie_break`` or ``page_size``; ``row_starts`` with pages of more
+            than one slot and without ``page_table_row_starts``; outputs that overlap each other or an input.
         TypeError: invalid dtypes.
     """
     op = "top_k_page_table_transform"

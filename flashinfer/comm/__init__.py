@@ -1,8 +1,9 @@
 """Communication between GPUs: names of FlashInfer that engines import without a guard.
 
 This library has no kernels that span several GPUs yet. So the names by which engines decide are missing:
-``allreduce_fusion``, ``create_allreduce_fusion_workspace``, the exchange of tokens between experts' ranks. Engines then
-use their own kernels. Functions of 0.2.7 raise ``UnsupportedError``. Enumerations have FlashInfer's values.
+``allreduce_fusion``, ``create_allreduce_fusion_workspace``, the exchange of tokens between experts' ranks.
+Engines then use their own kernels. Functions of 0.2.7 raise ``UnsupportedError``. Enumerations have
+FlashInfer's values.
 """
 
 from __future__ import annotations

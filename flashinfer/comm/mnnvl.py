@@ -9,7 +9,10 @@ __all__ = ["CommBackend", "is_mnnvl_fabric_supported"]
 
 
 class CommBackend(ABC):
-    """Exchange of Python objects between the ranks of a group. Engines implement it over their process groups."""
+    """Exchange of Python objects between the ranks of a group.
+
+    Engines implement it over their process groups.
+    """
 
     @abstractmethod
     def Get_rank(self) -> int:

@@ -1,7 +1,7 @@
 """Mixtures of experts: routing, and each expert's products of its tokens.
 
-A token is routed to ``top_k`` experts. A slot is a pair of a token and one of its experts. Slots are sorted by expert.
-Numbers of rows stay on the device, so nothing waits for it and a CUDA graph serves any routing.
+A token is routed to ``top_k`` experts. A slot is a pair of a token and one of its experts. Slots are sorted
+by expert. Numbers of rows stay on the device, so nothing waits for it and a CUDA graph serves any routing.
 """
 
 from __future__ import annotations

@@ -103,41 +103,49 @@ def cutlass_fused_moe(
     use_fp8_block_scaling: bool = False,
     use_w4a8_group_scaling: bool = False,
 ) -> list[torch.Tensor]:
-    """Compute this rank's part of a mixture of experts, from routed tokens to their sums::
+    """Compute this rank's part of a mixture of experts, from routed tokens to their sums.
 
-        out[t] = sum over j of scale[t, j] * W2[e] (silu(W1[e] x[t]) * (W3[e] x[t])),  e = selected[t, j]
+    With ``e = selected[t, j]``::
 
-    Numbers of rows stay on the device: a CUDA graph serves every routing. A row's bits do not depend on other rows.
+        out[t] = sum over j of scale[t, j] * W2[e] (silu(W1[e] x[t]) * (W3[e] x[t]))
+
+    Numbers of rows stay on the device: a CUDA graph serves every routing. A row's bits do not depend on other
+    rows.
 
     Args:
-        input: ``[T, H]``: float32, float16, bfloat16; float8_e4m3fn for weights of that dtype with one scale each.
-        token_selected_experts: ``[T, k]`` int32, of all ranks' experts; those of other ranks and negative ones add 0.
+        input: ``[T, H]``: float32, float16, bfloat16; float8_e4m3fn for weights of that dtype with one scale
+            each.
+        token_selected_experts: ``[T, k]`` int32, of all ranks' experts; those of other ranks and negative
+            ones add 0.
         token_final_scales: ``[T, k]`` float32; ``None``: 1.
-        fc1_expert_weights: ``[E, 2 I, H]``, the rows of W3 before those of W1; ``[E, I, H]`` without a gate. Of input's
-            dtype, or float8_e4m3fn. E is the number of experts of this rank.
+        fc1_expert_weights: ``[E, 2 I, H]``, the rows of W3 before those of W1; ``[E, I, H]`` without a gate.
+            Of input's dtype, or float8_e4m3fn. E is the number of experts of this rank.
         fc2_expert_weights: ``[E, H, I]``.
         output_dtype: float32, float16 or bfloat16.
-        quant_scales: ``None`` or ``[]``; in float8_e4m3fn ``[first [E], activated [], second [E], input []]``:
-            ``first`` and ``second`` multiply the products, ``activated`` multiplies the operand of the second; for
-            blocks ``[[E, 2 I / 128, H / 128], [E, H / 128, I / 128]]``.
-        fc1_expert_biases, fc2_expert_biases: ``[E, 2 I]`` and ``[E, H]``, added before the activation and before the
-            scale of a token.
-        swiglu_alpha, swiglu_beta, swiglu_limit: ``[E]`` float32, each optional (1, 0, no limit): ``g = min(gate,
-            limit)``, ``u`` is the linear half clamped to ``+-limit``, and the activation is
+        quant_scales: ``None`` or ``[]``; in float8_e4m3fn
+            ``[first [E], activated [], second [E], input []]``: ``first`` and ``second`` multiply the
+            products, ``activated`` multiplies the operand of the second; for blocks
+            ``[[E, 2 I / 128, H / 128], [E, H / 128, I / 128]]``.
+        fc1_expert_biases, fc2_expert_biases: ``[E, 2 I]`` and ``[E, H]``, added before the activation and
+            before the scale of a token.
+        swiglu_alpha, swiglu_beta, swiglu_limit: ``[E]`` float32, each optional (1, 0, no limit):
+            ``g = min(gate, limit)``, ``u`` is the linear half clamped to ``+-limit``, and the activation is
             ``g * sigmoid(alpha * g) * (u + beta)``. SwigluStep reads ``swiglu_limit`` only (7).
         tp_size, tp_rank: the caller splits I and adds the results of all ranks.
-        ep_size, ep_rank: this rank has experts from ``ep_rank * E`` on; the caller adds the results of all ranks.
+        ep_size, ep_rank: this rank has experts from ``ep_rank * E`` on; the caller adds the results of all
+            ranks.
         output: ``[T, H]`` of output_dtype; allocated by default.
-        use_deepseek_fp8_block_scale, use_fp8_block_scaling: two names of one option. Weights in float8_e4m3fn have a
-            scale for each 128 x 128. Input of 16 or 32 bits is quantised here, with a scale for each 128 of a row.
-        activation_type: Swiglu, SwigluBias, SwigluStep, Geglu, GegluTanh, Situ; without a gate Relu2, Relu, Gelu, Silu,
-            Identity.
-        situ_beta, situ_linear_beta: ``[E]`` float32, of Situ, ``b tanh(gate / b) sigmoid(gate) l tanh(up / l)``: b
-            (4) and l (25).
-        workspace_buffer: a vector of uint8 or int8 of at least :func:`cutlass_fused_moe_workspace_size` bytes for the
-            results of the products.
-        enable_alltoall, tune_max_num_tokens, enable_pdl, swizzled_input_sf, use_fused_finalize, profile_ids: accepted
-            and unused. Results are the same in every run.
+        use_deepseek_fp8_block_scale, use_fp8_block_scaling: two names of one option. Weights in float8_e4m3fn
+            have a scale for each 128 x 128. Input of 16 or 32 bits is quantised here, with a scale for each
+            128 of a row.
+        activation_type: Swiglu, SwigluBias, SwigluStep, Geglu, GegluTanh, Situ; without a gate Relu2, Relu,
+            Gelu, Silu, Identity.
+        situ_beta, situ_linear_beta: ``[E]`` float32, of Situ,
+            ``b tanh(gate / b) sigmoid(gate) l tanh(up / l)``: b (4) and l (25).
+        workspace_buffer: a vector of uint8 or int8 of at least :func:`cutlass_fused_moe_workspace_size` bytes
+            for the results of the products.
+        enable_alltoall, tune_max_num_tokens, enable_pdl, swizzled_input_sf, use_fused_finalize, profile_ids:
+            accepted and unused. Results are the same in every run.
 
     Returns:
         A list of ``[T, H]``.
@@ -145,9 +153,9 @@ def cutlass_fused_moe(
     Raises:
         ValueError: invalid shapes or devices.
         TypeError: invalid dtypes.
-        UnsupportedError: weights of 4 bits, ``input_sf``, ``clamped_relu2_limit``, another backend, clusters, and a true
-            ``use_w4_group_scaling``, ``use_w4a8_group_scaling``, ``use_mxfp8_act_scaling``, ``use_packed_weights``,
-            ``use_wfp4afp8_humming`` or ``min_latency_mode``.
+        UnsupportedError: weights of 4 bits, ``input_sf``, ``clamped_relu2_limit``, another backend, clusters,
+            and a true ``use_w4_group_scaling``, ``use_w4a8_group_scaling``, ``use_mxfp8_act_scaling``,
+            ``use_packed_weights``, ``use_wfp4afp8_humming`` or ``min_latency_mode``.
         GradientError: a tensor requires a gradient.
     """
     for name, value in {
@@ -209,7 +217,10 @@ def _gate(
     act: ActivationType, first: torch.Tensor, alpha: torch.Tensor | None, beta: torch.Tensor | None,
     limit: torch.Tensor | None, situ_beta: torch.Tensor | None, situ_linear_beta: torch.Tensor | None,
 ) -> Gate:  # fmt: skip
-    """Return the numbers of each expert that an activation reads. Numbers for another activation are an error."""
+    """Return the numbers of each expert that an activation reads.
+
+    Numbers for another activation are an error.
+    """
     swiglu = (ActivationType.Swiglu, ActivationType.SwigluBias)
     given = {
         "swiglu_alpha": (alpha, swiglu), "swiglu_beta": (beta, swiglu),
@@ -259,13 +270,14 @@ def cutlass_fused_moe_workspace_size(
     device: torch.device | str | None = None,
     backend: str = "cutlass",
 ) -> int:
-    """Return the bytes that ``workspace_buffer`` of :func:`cutlass_fused_moe` needs for up to ``max_num_tokens`` tokens.
+    """Return the bytes of :func:`cutlass_fused_moe`'s ``workspace_buffer`` for up to ``max_num_tokens`` tokens.
 
-    The buffer holds the results of both products. torch allocates lists of rows and quantised rows: its caching
-    allocator also serves them in CUDA graphs. Without a buffer torch allocates everything.
+    The buffer holds the results of both products. torch allocates lists of rows and quantised rows: its
+    caching allocator also serves them in CUDA graphs. Without a buffer torch allocates everything.
 
     Args:
-        max_num_tokens, hidden_size, intermediate_size, top_k: T, H, I and k; the size grows with each of them.
+        max_num_tokens, hidden_size, intermediate_size, top_k: T, H, I and k; the size grows with each of
+            them.
         x_dtype, weight_dtype, output_dtype: of input, of both weights, and of the output.
         activation_type: decides whether the first product has a gate.
         num_experts_total, tp_size, tp_rank, ep_size, ep_rank, device, use_fused_finalize, enable_alltoall,

@@ -21,8 +21,9 @@ MANY_ROWS = 160
 class Scales:
     """Scales of fp8 weights and of the operands that they multiply.
 
-    With ``blocks`` each 128 x 128 of a weight has a scale, and so has each 128 elements of a row, which is quantised here.
-    Otherwise each expert's weight has one, and ``activated`` is the factor of the second product's operand.
+    With ``blocks`` each 128 x 128 of a weight has a scale, and so has each 128 elements of a row, which is
+    quantised here. Otherwise each expert's weight has one, and ``activated`` is the factor of the second
+    product's operand.
     """
 
     first: torch.Tensor  # [E] or [E, 2I / 128, H / 128]
@@ -36,7 +37,7 @@ class Scales:
 
 @dataclass(frozen=True)
 class Gate:
-    """Activation between the products: an ActivationType, the order of its halves, and numbers of each expert.
+    """Activation between the products: its number, the order of its halves, and numbers of each expert.
 
     Situ reads ``situ_beta`` as ``alpha`` and ``situ_linear_beta`` as ``beta``.
     """
@@ -66,7 +67,7 @@ def run_experts(
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     workspace: Workspace | None = None,
 ) -> None:
-    """Write ``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])`` with ``e = ids[t, j]``.
+    """Write ``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])``, ``e = ids[t, j]``.
 
     Args:
         out: ``[T, H]``, of any dtype of 16 or 32 bits.

@@ -28,20 +28,20 @@ def route(
     """Choose ``top_k`` experts for each token.
 
     Args:
-        logits: ``[tokens, experts]`` (float32, float16, bfloat16), the last dimension contiguous. Scores are computed in
-            float32; NaN counts as ``-inf``.
+        logits: ``[tokens, experts]`` (float32, float16, bfloat16), the last dimension contiguous. Scores are
+            computed in float32; NaN counts as ``-inf``.
         top_k: 1 to 32.
         method: a rule; any :class:`RoutingMethodType` except ``Unspecified``.
         bias: ``[experts]``, added to scores to choose experts, and not to weights.
-        n_group: number of groups of equal size, at most 32. A group's score is that of its best expert; with sigmoid
-            methods it is the sum of its best two.
+        n_group: number of groups of equal size, at most 32. A group's score is that of its best expert; with
+            sigmoid methods it is the sum of its best two.
         topk_group: number of best groups from which experts are chosen.
         routed_scaling_factor: factor of the weights.
 
     Returns:
-        ``(weights, ids)``: float32 and int32 ``[tokens, top_k]``, in descending order: by scores and bias with a bias or
-        groups, otherwise by logits. Ties go to the smaller id. Experts at ``-inf`` are never chosen: if fewer than
-        ``top_k`` are left, the other ids are -1 and weights 0.
+        ``(weights, ids)``: float32 and int32 ``[tokens, top_k]``, in descending order: by scores and bias
+        with a bias or groups, otherwise by logits. Ties go to the smaller id. Experts at ``-inf`` are never
+        chosen: if fewer than ``top_k`` are left, the other ids are -1 and weights 0.
 
     Raises:
         ValueError: invalid shapes, devices or numbers.
@@ -86,8 +86,8 @@ def fused_topk_deepseek(
         topk_values: ``[tokens, topk]``, float32 or of scores' dtype, receives weights.
         topk_indices: ``[tokens, topk]`` int32 or int64, receives experts.
         launch_with_pdl: accepted; kernels overlap if the GPU can.
-        routing_replay_out: ``[at least tokens, topk]`` of signed integers that can hold every expert's id. Its first
-            rows receive the experts too.
+        routing_replay_out: ``[at least tokens, topk]`` of signed integers that can hold every expert's id.
+            Its first rows receive the experts too.
 
     Raises:
         ValueError, TypeError: as :func:`route`.

@@ -22,7 +22,8 @@ def check_workspace(function: str, buffer: torch.Tensor, device: torch.device, l
     """Check a caller's buffer before anything is launched.
 
     Raises:
-        ValueError: no contiguous vector, another device, too few bytes, or a start that is no multiple of 128.
+        ValueError: no contiguous vector, another device, too few bytes, or a start that is no multiple of
+            128.
         TypeError: no bytes.
     """
     name = "workspace_buffer"

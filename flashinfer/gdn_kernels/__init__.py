@@ -1,4 +1,7 @@
-"""Gated DeltaNet's functions under module names that engines import. The kernels are those of the delta rule."""
+"""Gated DeltaNet's functions under module names that engines import.
+
+The kernels are those of the delta rule.
+"""
 
 from __future__ import annotations
 

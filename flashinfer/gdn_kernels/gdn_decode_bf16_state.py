@@ -1,4 +1,4 @@
-"""Verification of draft tokens on a pool of states, with the argument names of FlashInfer's bfloat16 kernel."""
+"""Verification of draft tokens on a pool of states, with the arguments of FlashInfer's bfloat16 kernel."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def gated_delta_rule_mtp(
     """Return the output of :func:`flashinfer.gdn_decode.gated_delta_rule_mtp`.
 
     Args:
-        softplus_beta, softplus_threshold: 1 and 20. Softplus has no other form here: above 20 it equals its argument in
-            float32.
-        q, k, v, b, initial_state_source, initial_state_indices: required; ``initial_state_source`` is the pool.
+        softplus_beta, softplus_threshold: 1 and 20. Softplus has no other form here: above 20 it equals its
+            argument in float32.
+        q, k, v, b, initial_state_source, initial_state_indices: required; ``initial_state_source`` is the
+            pool.
         use_qk_l2norm_in_kernel: ``use_qk_l2norm`` of the other function.
         others: as there.
 

@@ -1,1 +1,4 @@
-"""Integrations into other libraries. Each module is imported only on request, and imports its library on use."""
+"""Integrations into other libraries.
+
+Each module is imported only on request, and imports its library on use.
+"""

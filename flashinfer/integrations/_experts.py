@@ -50,8 +50,9 @@ def experts_forward(
     """Compute the experts of a module of transformers.
 
     Args:
-        module: ``gate_up_proj [E, 2 I, H]``, with the gate's rows first, or without a gate ``up_proj [E, I, H]``, and
-            ``down_proj [E, H, I]``. With ``is_transposed`` the last two dimensions are exchanged. Both may have biases.
+        module: ``gate_up_proj [E, 2 I, H]``, with the gate's rows first, or without a gate
+            ``up_proj [E, I, H]``, and ``down_proj [E, H, I]``. With ``is_transposed`` the last two dimensions
+            are exchanged. Both may have biases.
         hidden_states: ``[T, H]``.
         top_k_index: ``[T, k]``; invalid ids add nothing.
         top_k_weights: ``[T, k]``.

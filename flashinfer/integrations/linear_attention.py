@@ -1,6 +1,7 @@
 """Kernels for the delta rule of transformers' hybrid models; see :func:`.transformers.register_delta_rule`.
 
-The models' layers call functions of their own file by name. So the functions are replaced there, and restored later.
+The models' layers call functions of their own file by name. So the functions are replaced there, and restored
+later.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def recurrent(
 ) -> tuple[torch.Tensor, State]:  # fmt: skip
     """Compute the recurrence for decays of heads (``g`` has three dimensions) or of rows (four).
 
-    A decoding step changes its initial state in place, so the cache's copy afterwards copies a tensor to itself.
+    A decoding step changes its initial state in place, so the cache's copy afterwards copies a tensor to
+    itself.
     """
     of_heads, of_rows = (g, None) if g.dim() == 3 else (None, g)
     if query.shape[1] == 1 and initial_state is not None and cu_seqlens is None and not torch.is_grad_enabled():

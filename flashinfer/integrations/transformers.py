@@ -3,7 +3,8 @@
     from flashinfer.integrations.transformers import register
     model = AutoModelForCausalLM.from_pretrained(..., dtype=torch.bfloat16, attn_implementation=register())
 
-:func:`register_delta_rule` is for hybrid models such as Qwen3-Next, which have layers with a gated delta rule.
+:func:`register_delta_rule` is for hybrid models such as Qwen3-Next, which have layers with a gated delta
+rule.
 
 Importing this module does not import transformers; its functions do.
 """
@@ -50,7 +51,7 @@ def _require_transformers() -> None:
 
 
 def register() -> str:
-    """Register our attention with transformers' ``AttentionInterface``, and its masks with ``AttentionMaskInterface``.
+    """Register our attention with transformers' ``AttentionInterface`` and ``AttentionMaskInterface``.
 
     Returns:
         The name to pass as ``attn_implementation``. Registering again changes nothing.
@@ -58,8 +59,9 @@ def register() -> str:
     Raises:
         DependencyError: transformers is not installed, or older than 5.17.
 
-    Models run on the CPU in float32, float16 and bfloat16, on CUDA in float16 and bfloat16. Unsupported properties (a
-    dtype, a head_dim, dropout, attention sinks, a bias) raise ``ValueError`` or ``TypeError`` in the first attention.
+    Models run on the CPU in float32, float16 and bfloat16, on CUDA in float16 and bfloat16. Unsupported
+    properties (a dtype, a head_dim, dropout, attention sinks, a bias) raise ``ValueError`` or ``TypeError``
+    in the first attention.
     """
     _require_transformers()
     from transformers.masking_utils import AttentionMaskInterface
@@ -71,7 +73,7 @@ def register() -> str:
 
 
 def register_delta_rule(model_type: str | None = None) -> Callable[[], None]:
-    """Run the delta rule of transformers' hybrid models on our kernels, with their short convolutions and gated norms.
+    """Run the delta rule, short convolutions and gated norms of transformers' hybrid models on our kernels.
 
     Args:
         model_type: ``"qwen3_next"``, ``"qwen3_5"``, ``"qwen3_5_moe"``, ``"qwen4_exp"``, ``"olmo_hybrid"`` or
@@ -111,9 +113,11 @@ def register_experts() -> str:
     Raises:
         DependencyError: transformers is not installed, or older than 5.17.
 
-    Experts of a model then are two grouped products with a few small kernels; the router does not change. They have no
-    gradient: without ``torch.no_grad()``, parameters that require one raise ``GradientError``. Unsupported properties
-    (an activation, a module's own gate, interleaved halves) raise ``ValueError`` in the first call.
+    Experts of a model then are two grouped products with a few small kernels; the router does not change.
+    They have no
+    gradient: without ``torch.no_grad()``, parameters that require one raise ``GradientError``. Unsupported
+    properties (an activation, a module's own gate, interleaved halves) raise ``ValueError`` in the first
+    call.
     """
     _require_transformers()
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -139,9 +143,10 @@ def attention_forward(
     Args:
         query: ``[batch_size, num_qo_heads, qo_len, head_dim]``.
         key, value: ``[batch_size, num_kv_heads, kv_len, head_dim]``.
-        attention_mask: the result of :func:`attention_mask`, or the caller's own: bool, ``[batch_size or 1, 1, qo_len or
-            1, keys]``, True if a query sees a key. Keys after the last one of the mask are not seen. Without a mask,
-            ``is_causal`` and ``sliding_window`` define the mask, and the last query aligns with the last key.
+        attention_mask: the result of :func:`attention_mask`, or the caller's own: bool,
+            ``[batch_size or 1, 1, qo_len or 1, keys]``, True if a query sees a key. Keys after the last one
+            of the mask are not seen. Without a mask, ``is_causal`` and ``sliding_window`` define the mask,
+            and the last query aligns with the last key.
 
     Returns:
         ``[batch_size, qo_len, num_qo_heads, head_dim]``, and ``None`` instead of weights.
@@ -166,7 +171,10 @@ def attention_forward(
 
 
 def _error(name: str, got: object, wanted: str, kind: type[Exception] = ValueError) -> Exception:
-    """Return the error for an argument. It names the ``attn_implementation`` instead of the called function."""
+    """Return the error for an argument.
+
+    It names the ``attn_implementation`` instead of the called function.
+    """
     return kind(f"{NAME}: {name}: got {got}, wanted {wanted}")
 
 
@@ -222,7 +230,8 @@ def attention_mask(
         q_offset: position of the first query; a tensor with a static cache.
         attention_mask: ``[batch_size, at least q_length]``, bool, False at padding.
 
-    Tensors on a GPU are read only in eager prefill, as in transformers itself. A decoding step waits for nothing.
+    Tensors on a GPU are read only in eager prefill, as in transformers itself. A decoding step waits for
+    nothing.
     """
     from transformers.masking_utils import sdpa_mask
     from transformers.utils.import_utils import is_tracing

@@ -1,4 +1,4 @@
-"""Pipelines from logits to tokens: temperature, softmax, filters and draws, fused if one function computes several."""
+"""Pipelines from logits to tokens: temperature, softmax, filters and draws, fused into few functions."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ from .operators import (
 
 @dataclass(frozen=True)
 class FusionRule:
-    """Rule that fuses steps of these classes with ``build`` if ``guard`` allows it. The highest ``prio`` goes first."""
+    """Rule that fuses steps of these classes with ``build`` if ``guard`` allows it.
+
+    The highest ``prio`` goes first.
+    """
 
     pattern: tuple[type[Op], ...]
     guard: Callable[[Sequence[Op]], bool]

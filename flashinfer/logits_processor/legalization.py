@@ -51,8 +51,8 @@ def legalize_processors(processors: Sequence[LogitsProcessor], input_type: Tenso
         input_type: of the pipeline's input; ``None``: that of the first processor, if it takes only one.
 
     Raises:
-        LegalizationError: no processors, an input type that cannot be inferred or is not accepted, or a processor that
-            returns no steps, or steps of another type.
+        LegalizationError: no processors, an input type that cannot be inferred or is not accepted, or a
+            processor that returns no steps, or steps of another type.
     """
     if not processors:
         raise LegalizationError("Pipeline cannot be empty")

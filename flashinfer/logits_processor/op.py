@@ -62,8 +62,8 @@ class ParameterizedOp(Op):
         """Return a parameter of this call: a number or a tensor.
 
         Raises:
-            ValueError: it is missing, is neither a number nor a tensor, or is outside of the range of a builtin
-                parameter.
+            ValueError: it is missing, is neither a number nor a tensor, or is outside of the range of a
+                builtin parameter.
         """
         value = runtime.get(name, self.params.get(name))
         if value is None:

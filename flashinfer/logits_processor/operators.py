@@ -153,7 +153,7 @@ class FusedProbsMinPSampleOp(ParameterizedOp):
 
 
 class FusedProbsTopKTopPSampleOp(ParameterizedOp):
-    """Step with :func:`flashinfer.sampling.top_k_top_p_sampling_from_probs`, joint filters of the same probabilities."""
+    """Step with :func:`flashinfer.sampling.top_k_top_p_sampling_from_probs` and joint filters."""
 
     IN, OUT = TensorType.PROBS, TensorType.INDICES
 
@@ -165,7 +165,7 @@ class FusedProbsTopKTopPSampleOp(ParameterizedOp):
 
 
 class FusedSoftmaxFilterSampleOp(ParameterizedOp):
-    """Softmax with or without temperature, the filters named by ``filters``, and a draw in one read of the logits.
+    """Softmax with or without temperature, the filters named by ``filters``, and a draw, in one read.
 
     With ``masks`` the logits are masked by ``top_k`` before the softmax, like :class:`LogitsTopKOp`.
     """

@@ -30,8 +30,8 @@ class LogitsPipe:
     Raises:
         ValueError: processors that form no pipeline.
 
-    ``processors``, ``ops`` (one or more for each), ``compiled_ops`` (``None`` until compiled) and ``initial_type`` are
-    attributes.
+    ``processors``, ``ops`` (one or more for each), ``compiled_ops`` (``None`` until compiled) and
+    ``initial_type`` are attributes.
     """
 
     def __init__(

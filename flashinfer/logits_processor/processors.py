@@ -22,8 +22,8 @@ from .types import TensorType
 class LogitsProcessor(ABC):
     """A part of a pipeline: :meth:`legalize` returns its steps for the type of its input.
 
-    ``INPUTS`` lists the types that it accepts. ``None``, the default, means every type for which ``legalize`` returns
-    steps and raises no ``ValueError`` (such as ``LegalizationError``).
+    ``INPUTS`` lists the types that it accepts. ``None``, the default, means every type for which ``legalize``
+    returns steps and raises no ``ValueError`` (such as ``LegalizationError``).
     """
 
     INPUTS: ClassVar[tuple[TensorType, ...] | None] = None
@@ -103,7 +103,10 @@ class MinP(LogitsProcessor):
 
 
 class Sample(LogitsProcessor):
-    """Draw a token of each row. ``indices``, ``generator``, ``seed``, ``offset`` and ``slot`` are optional parameters."""
+    """Draw a token of each row.
+
+    ``indices``, ``generator``, ``seed``, ``offset`` and ``slot`` are optional parameters.
+    """
 
     INPUTS = (TensorType.LOGITS, TensorType.PROBS)
 

@@ -1,4 +1,7 @@
-"""Activations with scales of eight-bit inputs and outputs. Without scales they are :func:`flashinfer.silu_and_mul`."""
+"""Activations with scales of eight-bit inputs and outputs.
+
+Without scales they are :func:`flashinfer.silu_and_mul`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ def silu_and_mul(
     Args:
         x: ``[..., 2 * d]``.
         x_scale, o_scale: one number each, on the device of ``x``; ``None`` is 1.
-        dtype: dtype of the result, by default that of ``x``. With ``o_scale`` float16 and eight-bit results saturate.
+        dtype: dtype of the result, by default that of ``x``. With ``o_scale`` float16 and eight-bit results
+            saturate.
 
     Returns:
         ``[..., d]``.

@@ -1,4 +1,7 @@
-"""Merging of attention states at FlashInfer's second address. The functions are those of :mod:`flashinfer.cascade`."""
+"""Merging of attention states at FlashInfer's second address.
+
+The functions are those of :mod:`flashinfer.cascade`.
+"""
 
 from __future__ import annotations
 

@@ -19,12 +19,13 @@ def rms_norm(
     in_scale: torch.Tensor | None = None,
     out_scale: torch.Tensor | None = None,
 ) -> None:
-    """Write ``out = rmsnorm(x * in_scale, weight) * out_scale`` along the last dimension, computed in float32.
+    """Write ``out = rmsnorm(x * in_scale, weight) * out_scale`` along the last dimension, in float32.
 
     Args:
         x: ``[..., hidden_size]``.
         weight: ``[hidden_size]``.
-        out: of ``x``'s shape and any dtype, written. With ``out_scale`` float16 and eight-bit results saturate.
+        out: of ``x``'s shape and any dtype, written. With ``out_scale`` float16 and eight-bit results
+            saturate.
         eps: added to the mean of the squares.
         in_scale, out_scale: one number each, on the device of ``x``; ``None`` is 1.
 

@@ -1,7 +1,7 @@
 """Products that accumulate into their output, under the names of FlashInfer's kernels for a part of the SMs.
 
-``num_sms`` is accepted and checked. Kernels here use all free SMs. Callers can reserve SMs with streams and green
-contexts.
+``num_sms`` is accepted and checked. Kernels here use all free SMs. Callers can reserve SMs with streams and
+green contexts.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def gemm_descriptor_persistent(
     num_sms: int | None = None,
     EPILOGUE_SUBTILE: bool = False,
 ) -> torch.Tensor:
-    """Call :func:`gemm` with ``b`` as ``[n, k]``; ``num_sms``, 1 or more, and ``EPILOGUE_SUBTILE`` have no effect."""
+    """Call :func:`gemm` with ``b`` as ``[n, k]``; ``num_sms`` and ``EPILOGUE_SUBTILE`` have no effect."""
     _check_sms("gemm_descriptor_persistent", num_sms)
     bind("gemm_descriptor_persistent", b=(b, "_ _"))
     return _product("gemm_descriptor_persistent", a, b.t(), c, alpha, beta, out_dtype)
