@@ -71,7 +71,7 @@ def wall(call: Way) -> float:
 def ways(
     lens: list[int], heads: int, kv_heads: int, dim: int, device: str
 ) -> tuple[dict[str, Way], Callable[[], None]]:
-    """Return attention of all requests by name, ``[sum(lens), heads, dim]``, and the ragged wrapper's plan."""
+    """Return attention of all requests by name, ``[sum(lens), heads, dim]``, and the ragged plan."""
     batch, dtype, total = len(lens), DTYPES[device], sum(lens)
     q, k, v = (torch.randn(total, n, dim, device=device).to(dtype) for n in (heads, kv_heads, kv_heads))
     out, ends = torch.empty_like(q), torch.tensor(lens).cumsum(0)

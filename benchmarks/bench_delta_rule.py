@@ -32,7 +32,7 @@ DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 def in_torch(q: Any, k: Any, v: Any, g: Any, beta: Any) -> torch.Tensor:
-    """Compute the gated rule by chunks of 64 tokens: a triangular system each, products, a loop over chunks."""
+    """Compute the gated rule by chunks of 64 tokens: triangular systems, products, a loop over chunks."""
     batch, tokens, heads, keys = q.shape
     chunks = tokens // CHUNK
     q, k, v, g, beta = (

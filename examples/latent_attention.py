@@ -118,7 +118,8 @@ class Layer(nn.Module):
         cache: Cache,
         at: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
-        """Compute attention of prompts with an empty cache: keys of 192 and values of 128 numbers per head."""
+        """Compute attention of prompts with an empty cache: keys of 192, values of 128 numbers per head."""
+
         s, starts = self.sizes, at[0]
         k_nope = torch.einsum("tl,hnl->thn", ckv, self.k_b)
         v = torch.einsum("tl,hvl->thv", ckv, self.v_b)

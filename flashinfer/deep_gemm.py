@@ -29,7 +29,7 @@ def fp8_gemm_nt(a: Scaled, b: Scaled, d: torch.Tensor, c: None = None, **_: Any)
 
 
 def m_grouped_fp8_gemm_nt_contiguous(a: Scaled, b: Scaled, d: torch.Tensor, m_indices: torch.Tensor, **_: Any) -> None:
-    """Call :func:`fp8_gemm_nt` for each row with matrix ``m_indices[i]`` of b; rows with -1 are not written."""
+    """Call :func:`fp8_gemm_nt` for each row with matrix ``m_indices[i]`` of b; -1 skips a row."""
     group_deepgemm_fp8_nt_groupwise(a[0], b[0], a[1], b[1], m_indices, out=d)
 
 

@@ -70,7 +70,6 @@ def groupwise(
     bind(
         function,
         **{
-            names.get("a", "a"): (a, tuple(a.shape)),
             names.get("a_scale", "a_scale"): (a_scale, shape(a, m), F32),
             names.get("b_scale", "b_scale"): (b_scale, shape(b, n), F32),
         },

@@ -58,7 +58,7 @@ class SegmentGEMMWrapper:
         seg_indptr: torch.Tensor | None = None,
         weight_indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute ``y[segment i] = x[segment i] @ weights[weight_indices[i]]``; without indices ``weights[i]``.
+        """Compute ``y[segment i] = x[segment i] @ weights[weight_indices[i]]``, by default ``weights[i]``.
 
         Args:
             x: ``[rows, d_in]``: float16, bfloat16, float32, float8_e4m3fn or float8_e5m2.

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from .. import _unsupported
+from .._gemm.arguments import F32
 from .._gemm.arguments import blocks as cdiv
 from .._ops.bind import bind
 from .._ops.dtypes import FLOATS
 from .._ops.errors import either, type_error, value_error
 from .._ops.numbers import whole
+from .._ops.sizes import differs
 from .._ops.tensors import check_dtype, check_tensor
 from ..errors import UnsupportedError
 from ..tllm_enums import DEFAULT_SITU_BETA as DEFAULT_SITU_BETA
@@ -26,6 +28,7 @@ from .layer import BLOCK, Gate, Scales, run_experts
 from .workspace import Workspace, aligned_bytes, check_workspace
 
 _NAME = "cutlass_fused_moe"
+_INT32 = (torch.int32,)
 _NO_KERNEL = (ActivationType.InvalidType, ActivationType.ClampedRelu2)
 
 
@@ -168,12 +171,13 @@ def cutlass_fused_moe(
         if value:
             raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; use bfloat16, float16 or fp8 weights")
     x, ids, first, second = input, token_selected_experts, fc1_expert_weights, fc2_expert_weights
-    bind(
-        _NAME, input=(x, "t h"), token_selected_experts=(ids, "_ _"), fc1_expert_weights=(first, "_ _ _"),
-        fc2_expert_weights=(second, "_ _ _"),
-    )  # fmt: skip
-    if first.dtype in (torch.int64, torch.uint8):
+    if isinstance(first, torch.Tensor) and first.dtype in (torch.int64, torch.uint8):
         raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {_unsupported.FP4}")
+    tokens, hidden, slots, experts, width, inner = bind(
+        _NAME, input=(x, "t h"), token_selected_experts=(ids, "t k", _INT32), fc1_expert_weights=(first, "e w h"),
+        fc2_expert_weights=(second, "e h i", "fc1_expert_weights"), token_final_scales=(token_final_scales, "?t k", F32),
+        output=(output, "?t h", (output_dtype,)),
+    )  # fmt: skip
     try:
         act = ActivationType(activation_type)
     except ValueError:
@@ -181,18 +185,13 @@ def cutlass_fused_moe(
     if act in _NO_KERNEL:
         raise UnsupportedError(f"{_NAME}: activation_type: {act.name} has no kernel; use Swiglu with its numbers")
     gate = _gate(act, first, swiglu_alpha, swiglu_beta, swiglu_limit, situ_beta, situ_linear_beta)
-    experts, inner = first.shape[0], second.shape[2]
+    if differs(width, (2 if act.is_gated else 1) * inner):
+        shape = [experts, (2 if act.is_gated else 1) * inner, hidden]
+        raise value_error(_NAME, "fc1_expert_weights", f"shape {list(first.shape)}", shape)
     blocks, fp8 = use_fp8_block_scaling or use_deepseek_fp8_block_scale, first.dtype == torch.float8_e4m3fn
     if blocks and not fp8:
         raise type_error(_NAME, "fc1_expert_weights", first.dtype, "torch.float8_e4m3fn for block scales")
     check_dtype(_NAME, "output_dtype", output_dtype, FLOATS)
-    width = (2 if act.is_gated else 1) * inner
-    tokens, hidden, _, slots = bind(
-        _NAME, input=(x, "t h"), fc1_expert_weights=(first, (second.shape[0], width, x.shape[1])),
-        fc2_expert_weights=(second, "e h _", "fc1_expert_weights"),
-        token_selected_experts=(ids, "t k", (torch.int32,)),
-        token_final_scales=(token_final_scales, "?t k", (torch.float32,)), output=(output, "?t h", (output_dtype,)),
-    )  # fmt: skip
     if not blocks and x.dtype != first.dtype:
         raise type_error(_NAME, "input", x.dtype, f"fc1_expert_weights', {first.dtype}")
     for name, size, rank in (("ep", ep_size, ep_rank), ("tp", tp_size, tp_rank)):
@@ -270,7 +269,7 @@ def cutlass_fused_moe_workspace_size(
     device: torch.device | str | None = None,
     backend: str = "cutlass",
 ) -> int:
-    """Return the bytes of :func:`cutlass_fused_moe`'s ``workspace_buffer`` for up to ``max_num_tokens`` tokens.
+    """Return the size of :func:`cutlass_fused_moe`'s ``workspace_buffer`` for ``max_num_tokens`` tokens.
 
     The buffer holds the results of both products. torch allocates lists of rows and quantised rows: its
     caching allocator also serves them in CUDA graphs. Without a buffer torch allocates everything.

@@ -67,7 +67,9 @@ def run_experts(
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     workspace: Workspace | None = None,
 ) -> None:
-    """Write ``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])``, ``e = ids[t, j]``.
+    """Write ``out[t] = sum over j of weights[t, j] * second[e] @ activated(first[e] @ x[t])``.
+
+    Expert ``e`` is ``ids[t, j]``.
 
     Args:
         out: ``[T, H]``, of any dtype of 16 or 32 bits.

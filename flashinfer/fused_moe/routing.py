@@ -8,11 +8,12 @@ from .._ops.bind import bind
 from .._ops.errors import renamed, type_error, value_error
 from .._ops.numbers import check_real
 from .._ops.sizes import exceeds
-from .._ops.tensors import check_tensor
+from .._ops.tensors import check_dims, check_tensor
 from ..tllm_enums import RoutingMethodType
 from . import operators
 
 MAX_TOP_K = 32
+INDICES = (torch.int32, torch.int64)
 
 
 def route(
@@ -48,7 +49,7 @@ def route(
         TypeError: invalid dtypes.
         GradientError: logits require a gradient.
     """
-    bind("route", logits=(logits, "_ _"))
+    check_dims("route", "logits", logits, 2)
     if not 1 <= top_k <= MAX_TOP_K:
         raise value_error("route", "top_k", top_k, f"1 to {MAX_TOP_K}")
     weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
@@ -93,10 +94,9 @@ def fused_topk_deepseek(
         ValueError, TypeError: as :func:`route`.
     """
     name = "fused_topk_deepseek"
-    rows, _ = bind(name, scores=(scores, "t e"), bias=(bias, "e"))
     bind(
-        name, scores=(scores, None), topk_values=(topk_values, (rows, topk), (torch.float32, scores.dtype)),
-        topk_indices=(topk_indices, (rows, topk), (torch.int32, torch.int64)),
+        name, scores=(scores, "t e"), bias=(bias, "e"), topk_indices=(topk_indices, f"t {topk}", INDICES),
+        topk_values=(topk_values, f"t {topk}", (torch.float32, getattr(scores, "dtype", None))),
     )  # fmt: skip
     if routing_replay_out is not None:
         _check_replay(name, routing_replay_out, scores, topk)
