@@ -37,7 +37,7 @@ from .difference import differences
 from .display import Display, row, row_of, tell_failures
 from .report import write_report
 from .table import show, size
-from .usage import Add, UsageError, asked_in, cuda_archs, of, one_of_a_name, positive, seconds, shard
+from .usage import Add, UsageError, cuda_archs, of, positive, recorded_specs, seconds, shard, unique_by_name
 
 if TYPE_CHECKING:
     from ..jit.cluster.client import Fleet
@@ -199,9 +199,9 @@ def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target]
         UsageError: the file of specs is invalid, or a module of the matrix is.
     """
     if options.specs is not None:
-        asked = one_of_a_name(asked_in(options.specs, workspace() / "sources"))
-        asked = [one for one in asked if one.spec.backend in (options.backend or BACKENDS)]
-        specs = [(one.spec, target_of(one, options)) for one in asked]
+        recorded = unique_by_name(recorded_specs(options.specs, workspace() / "sources"))
+        recorded = [one for one in recorded if one.spec.backend in (options.backend or BACKENDS)]
+        specs = [(one.spec, target_of(one, options)) for one in recorded]
     else:
         chosen = targets(options)
         matrix = Matrix(backends=tuple(chosen), **given(options))
@@ -227,13 +227,13 @@ def can_be_built(spec: Spec, target: Target) -> bool:
         return False
 
 
-def target_of(asked: RecordedSpec, options: argparse.Namespace) -> Target:
+def target_of(recorded: RecordedSpec, options: argparse.Namespace) -> Target:
     """Return a recorded spec's target: archs of the options, else the recorded ones, else the default."""
-    backend = asked.spec.backend
+    backend = recorded.spec.backend
     named = options.cpu_arch if backend == "cpu" else options.cuda_arch
-    recorded = asked.target() if named is None else None
-    if recorded is not None:
-        return recorded
+    target = recorded.target() if named is None else None
+    if target is not None:
+        return target
     return targets(argparse.Namespace(**{**vars(options), "backend": (backend,)}))[backend]
 
 

@@ -17,7 +17,7 @@ from ..jit.modules import Matrix, matrix_specs
 from .display import row
 from .table import show, size
 from .tar import File, pack
-from .usage import Add, UsageError, asked_in, json_option, named
+from .usage import Add, UsageError, json_option, named, recorded_specs
 
 HELP = "Pack built modules into one archive: .tar, .tar.gz or .tar.zst."
 
@@ -70,9 +70,9 @@ def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
             yield _whole(read(directory, directory.name), str(directory))
     elif options.specs is not None:
         with scratch() as folder:
-            for asked in asked_in(options.specs, folder):
-                lookup = store.look_up(asked.spec, asked.needs)
-                yield _whole(lookup.artifact or lookup.reason, asked.spec.name)
+            for recorded in recorded_specs(options.specs, folder):
+                lookup = store.look_up(recorded.spec, recorded.needs)
+                yield _whole(lookup.artifact or lookup.reason, recorded.spec.name)
     elif options.names:
         for spec in named(options.names):
             lookup = store.look_up(spec)

@@ -20,7 +20,7 @@ from ..jit.store_remote.signing import keygen, signer, trusted_keys
 from ..jit.store_remote.transport import Store
 from .display import row
 from .table import Row, show, size
-from .usage import Add, UsageError, asked_in, json_option, named, one_of_a_name
+from .usage import Add, UsageError, json_option, named, recorded_specs, unique_by_name
 
 HELP = "Make a signing key, write built modules to a store, or read modules from one."
 
@@ -49,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"store: URL: {err}") from None
     with scratch() as folder:
         if options.specs is not None:
-            asked = asked_in(options.specs, folder)
+            recorded = recorded_specs(options.specs, folder)
         else:
-            asked = [RecordedSpec(spec, {}, (), spec.key) for spec in named(options.names)]
-        rows = (_push if options.action == "push" else _pull)(one, asked, options.to)
+            recorded = [RecordedSpec(spec, {}, (), spec.key) for spec in named(options.names)]
+        rows = (_push if options.action == "push" else _pull)(one, recorded, options.to)
     show(rows, options.json, {"size": size})
     missing = [str(one["name"]) for one in rows if one["how"] in ("missing", "failed")]
     if missing:
@@ -70,34 +70,35 @@ def _keygen(options: argparse.Namespace) -> int:
     return 0
 
 
-def _push(one: Store, asked: list[RecordedSpec], to: Path | None) -> list[Row]:
+def _push(one: Store, recorded: list[RecordedSpec], to: Path | None) -> list[Row]:
     sign, rows = signer() if one.signed else None, list[Row]()
-    for wish in asked:
-        lookup = store.look_up(wish.spec, wish.needs)
+    for module in recorded:
+        lookup = store.look_up(module.spec, module.needs)
         if lookup.artifact is None:
-            rows.append(row(wish.spec.name, "missing", (), None, lookup.reason))
+            rows.append(row(module.spec.name, "missing", (), None, lookup.reason))
         else:
             how = repair(one, lookup.artifact, sign) or "failed"
-            rows.append(row(wish.spec.name, how, lookup.artifact.archs, lookup.artifact))
+            rows.append(row(module.spec.name, how, lookup.artifact.archs, lookup.artifact))
     return rows
 
 
-def _pull(one: Store, asked: list[RecordedSpec], to: Path | None) -> list[Row]:
+def _pull(one: Store, recorded: list[RecordedSpec], to: Path | None) -> list[Row]:
     if one.signed:
         trusted_keys()
     if to is not None:
-        asked = one_of_a_name(asked)
+        recorded = unique_by_name(recorded)
         trust.make_directories(to)
         if (refusal := trust.refusal(to)) is not None:
             raise WorkspaceError(f"{refusal}: nothing in it would be loaded")
-    return [_pulled(one, wish, to) for wish in asked]
+    return [_pulled(one, module, to) for module in recorded]
 
 
-def _pulled(one: Store, asked: RecordedSpec, to: Path | None) -> Row:
+def _pulled(one: Store, recorded: RecordedSpec, to: Path | None) -> Row:
     """Pull a module: any build for the archs into a directory, or this machine's build into the workspace."""
-    spec, key, here = asked.spec, asked.spec.key, store.Here(asked.spec)
-    target = (asked.target() if to else None) or here.asked
-    archs = narrowed(target, spec.archs, spec.name).archs if target is not None else asked.archs
+    spec, here = recorded.spec, store.Here(recorded.spec)
+    key = spec.key
+    target = (recorded.target() if to else None) or here.asked
+    archs = narrowed(target, spec.archs, spec.name).archs if target is not None else recorded.archs
 
     def place(build_key: str) -> Path:
         return to / spec.name if to else store.workspace_directory(workspace(), spec, key, build_key)
@@ -106,7 +107,7 @@ def _pulled(one: Store, asked: RecordedSpec, to: Path | None) -> Row:
         return linkable(found) if to else here.refuses(found)
 
     found, build = None, here.build_key(key)
-    if to is None and (found := store.look_up(spec, asked.needs).artifact) is not None:
+    if to is None and (found := store.look_up(spec, recorded.needs).artifact) is not None:
         return row(spec.name, "there already", found.archs, found)
     if build and archs == (here.target and here.target.archs):
         found = fetch([one], Wanted(spec.name, key, build), place(build), refusal)

@@ -20,7 +20,7 @@ class UsageError(Exception):
     """The command names something that does not exist or cannot be used."""
 
 
-def asked_in(path: Path, folder: Path) -> list[RecordedSpec]:
+def recorded_specs(path: Path, folder: Path) -> list[RecordedSpec]:
     """Return the modules of a ``--specs`` file.
 
     Raises:
@@ -32,14 +32,14 @@ def asked_in(path: Path, folder: Path) -> list[RecordedSpec]:
         raise UsageError(f"--specs: {err}") from None
 
 
-def one_of_a_name(asked: list[RecordedSpec]) -> list[RecordedSpec]:
+def unique_by_name(recorded: list[RecordedSpec]) -> list[RecordedSpec]:
     """Return the modules of a ``--specs`` file for one directory, which holds one module of each name.
 
     Raises:
         UsageError: two different modules have one name.
     """
     try:
-        return one_per_name(asked)
+        return one_per_name(recorded)
     except ValueError as err:
         raise UsageError(f"--specs: {err}") from None
 

@@ -30,7 +30,7 @@ from ..jit.report import write
 from ..jit.spec import Spec
 from ..jit.specfile import RecordedSpec
 from .table import show
-from .usage import Add, UsageError, asked_in, cuda_archs, json_option
+from .usage import Add, UsageError, cuda_archs, json_option, recorded_specs
 
 
 class There(store.Here):
@@ -44,8 +44,10 @@ class There(store.Here):
 
     @lazy
     def asked(self) -> Target | None:
-        asked = env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else env.CUDA_ARCH_LIST.is_set
-        if asked:
+        is_requested = (
+            env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else env.CUDA_ARCH_LIST.is_set
+        )
+        if is_requested:
             return wanted_target(self.backend)
         if self.backend == "cpu":
             return Target("cpu", (self.level,), env.CPU_ARCH.get() is not None)
@@ -79,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     if options.cpu_arch is not None and options.cpu_arch not in CPU_LEVELS:
         raise UsageError(f"--cpu-arch: got {options.cpu_arch!r}, wanted one of {', '.join(CPU_LEVELS)}")
     with scratch() as folder:
-        rows = [_row(asked, options) for asked in _asked(options, folder)]
+        rows = [_row(recorded, options) for recorded in _specs(options, folder)]
     show(rows, options.json)
     missing = sum(row["state"] != "ready" for row in rows)
     if missing:
@@ -87,32 +89,32 @@ def run(options: argparse.Namespace) -> int:
     return 1 if missing else 0
 
 
-def _asked(options: argparse.Namespace, folder: Path) -> list[RecordedSpec]:
+def _specs(options: argparse.Namespace, folder: Path) -> list[RecordedSpec]:
     if options.specs is not None:
-        return asked_in(options.specs, folder)
+        return recorded_specs(options.specs, folder)
     return [RecordedSpec(spec, {}, (), spec.key) for spec in matrix_specs(Matrix())]
 
 
-def _row(asked: RecordedSpec, options: argparse.Namespace) -> dict[str, object]:
-    spec = asked.spec
-    lookup = store.look_up(spec, asked.needs, here=_machine(asked, options))
+def _row(recorded: RecordedSpec, options: argparse.Namespace) -> dict[str, object]:
+    spec = recorded.spec
+    lookup = store.look_up(spec, recorded.needs, here=_machine(recorded, options))
     why = "" if lookup.artifact is not None else lookup.reason
-    if why and asked.key != spec.key:
+    if why and recorded.key != spec.key:
         why += "; it was recorded with other sources than those here"
     return {
         "name": spec.name,
         "backend": spec.backend,
-        "needs": asked.needs,
+        "needs": recorded.needs,
         "state": "ready" if lookup.artifact is not None else "missing",
         "where": lookup.artifact.directory if lookup.artifact is not None else None,
         "why": why,
     }
 
 
-def _machine(asked: RecordedSpec, options: argparse.Namespace) -> store.Here:
+def _machine(recorded: RecordedSpec, options: argparse.Namespace) -> store.Here:
     """Return the machine that options describe, else this one, else (without a GPU) the one of the trace."""
-    if asked.spec.backend == "cpu" and options.cpu_arch is not None:
-        return There(asked.spec, (), options.cpu_arch)
-    if asked.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else asked.archs)):
-        return There(asked.spec, tuple(sorted(set(map(capability, archs)))), "")
-    return store.Here(asked.spec, writes=False)
+    if recorded.spec.backend == "cpu" and options.cpu_arch is not None:
+        return There(recorded.spec, (), options.cpu_arch)
+    if recorded.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else recorded.archs)):
+        return There(recorded.spec, tuple(sorted(set(map(capability, archs)))), "")
+    return store.Here(recorded.spec, writes=False)

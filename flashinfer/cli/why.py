@@ -12,7 +12,7 @@ from ..jit.module import JitSpec
 from ..jit.store import Here
 from .difference import apart, nearest
 from .table import show
-from .usage import Add, UsageError, asked_in, json_option, named
+from .usage import Add, UsageError, json_option, named, recorded_specs
 
 HELP = "Show where the nearest artifact differs from what a load needs. The exit code is 1 if it would be built."
 
@@ -27,7 +27,7 @@ def arguments(add: Add) -> None:
 def run(options: argparse.Namespace) -> int:
     """Return 0 if a load uses an artifact as it is, and 1 if it would have to build the module."""
     with scratch() as folder:
-        spec, needs = _asked(options.name, options.specs, folder)
+        spec, needs = _spec(options.name, options.specs, folder)
         lookup = store.look_up(spec, needs, here=Here(spec, writes=False))
         found, differing = (lookup.artifact, {}) if lookup.artifact is not None else nearest(spec)
     rows = [{"field": name, "wanted": wanted, "nearest": has} for name, (has, wanted) in differing.items()]
@@ -49,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-def _asked(name: str, specs: Path | None, folder: Path) -> tuple[JitSpec, dict[str, list[Any]] | None]:
+def _spec(name: str, specs: Path | None, folder: Path) -> tuple[JitSpec, dict[str, list[Any]] | None]:
     if specs is None:
         return named([name])[0], None
-    asked = {one.spec.name: one for one in asked_in(specs, folder)}
-    if name not in asked:
-        raise UsageError(f"{specs} has no module {name!r}, only {', '.join(asked)}")
-    return asked[name].spec, asked[name].needs
+    recorded = {one.spec.name: one for one in recorded_specs(specs, folder)}
+    if name not in recorded:
+        raise UsageError(f"{specs} has no module {name!r}, only {', '.join(recorded)}")
+    return recorded[name].spec, recorded[name].needs
