@@ -1,4 +1,4 @@
-"""Attention of batches that mix prefill and decode, by one plan."""
+"""Attention of batches that mix prefill and decode in one plan."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FLOAT_WORKSPACE = 128 << 20  # bytes
 
 
 class BatchAttention(BatchWrapper):
-    """Attention of requests with any numbers of queries, one and thousands side by side, over a paged cache.
+    """Attention of requests with any numbers of queries over a paged cache, decodes and prefills in one batch.
 
-    The work of all is balanced by one plan. ``plan()`` once for each set of lengths, then ``run()`` as often as there are
-    layers. Workspaces are the wrapper's own, made by the first plan on the device of its ``kv_indices``.
+    One plan balances all work. Call ``plan()`` once for each set of lengths, then ``run()`` for each layer.
+    The first plan allocates the workspaces on the device of its ``kv_indices``.
 
     Args:
-        kv_layout: of caches, ``"NHD"`` or ``"HND"``.
+        kv_layout: layout of caches, ``"NHD"`` or ``"HND"``.
 
     Raises:
-        ValueError: a layout that is neither.
+        ValueError: another layout.
     """
 
     _family = "prefill"
@@ -54,17 +54,17 @@ class BatchAttention(BatchWrapper):
         kv_data_type: str | torch.dtype = torch.bfloat16,
         use_profiler: bool = False,
     ) -> None:
-        """Balance the work of a batch; to be called whenever lengths change.
+        """Balance the work of a batch. Call it whenever lengths change.
 
         Args:
-            qo_indptr: ``[batch_size + 1]`` integers, where each request's queries begin in ``q``.
-            kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``kv_indices``. This table and
-                ``qo_indptr`` may be slices of longer ones.
-            kv_indices: integers, the pages, on the device that the wrapper works on.
-            kv_len_arr: ``[batch_size]`` integers, keys of each request; at most what its pages hold.
-            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type, kv_data_type: as
-                for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
-            use_profiler: run with kernels that write events, to the ``profiler_buffer`` of each run: docs/profiling.md.
+            qo_indptr: ``[batch_size + 1]`` integers, the first query of each request in ``q``.
+            kv_indptr: ``[batch_size + 1]`` integers, the first page of each request in ``kv_indices``. This
+                table and ``qo_indptr`` may be slices of longer ones.
+            kv_indices: integers, the pages. Their device becomes the wrapper's device.
+            kv_len_arr: ``[batch_size]`` integers, keys of each request, at most the slots of its pages.
+            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type,
+                kv_data_type: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+            use_profiler: run kernels that write events to each run's ``profiler_buffer``: docs/profiling.md.
 
         Raises:
             ValueError: tables, sizes or modes that do not fit.
@@ -110,7 +110,7 @@ class BatchAttention(BatchWrapper):
         )
 
     def _move_to(self, device: torch.device) -> None:
-        """Make the workspaces, by the first plan or by one for another device."""
+        """Allocate the workspaces in the first plan, or in a plan for another device."""
         if device == self.device and self._scheduler.float_workspace.numel():
             return
         self._scheduler.reset(torch.empty(FLOAT_WORKSPACE, dtype=torch.uint8, device=device), None)
@@ -125,22 +125,23 @@ class BatchAttention(BatchWrapper):
         lse: torch.Tensor | None = None,
         profiler_buffer: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch.
+        """Compute attention of the planned batch.
 
         Args:
             q: ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``.
             kv_cache: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
-            out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]``, to be written; made by default.
-            lse: ``[qo_indptr[-1], num_qo_heads]`` float32, contiguous, to be written; made by default.
-            profiler_buffer: ``[words]`` uint64 or int64, where events go; needed after a plan with ``use_profiler``, and
-                ``None`` after others. What it is too small for is counted and lost.
+            out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]`` to write the output to. Allocated by default.
+            lse: ``[qo_indptr[-1], num_qo_heads]`` float32, contiguous, to write the lse to. Allocated by
+                default.
+            profiler_buffer: ``[words]`` uint64 or int64 for events. Required after a plan with
+                ``use_profiler``, ``None`` after others. Events that do not fit are counted and dropped.
 
         Returns:
-            ``(out, lse)``.
+            ``(out, lse)``. The lse is in base 2.
 
         Raises:
-            ValueError: no plan, or shapes, strides or devices other than those planned for.
-            TypeError: dtypes other than those planned for.
+            ValueError: no plan, or shapes, strides or devices that do not fit it.
+            TypeError: dtypes that do not fit it.
         """
         op = f"{self._name}.run"
         self._events.use(op, profiler_buffer, self._planned_or_fail("run").operators, self.device)

@@ -1,10 +1,11 @@
-"""Attention of one new token for each request: over one request's keys, or over a batch's in a paged cache.
+"""Attention of one new token per request: of one request, or of a batch with a paged cache.
 
-The output is ``softmax(sm_scale * q . k) @ v``, for query head ``h`` over key head ``h // (num_qo_heads / num_kv_heads)``;
-lse is the logarithm in base 2 of the sum of ``2^(logit * log2 e)``, as :func:`flashinfer.merge_state` takes it. Where
-there is no key to see, the output is 0 and lse -inf.
+The output is ``softmax(sm_scale * q . k) @ v``. Query head ``h`` reads key head ``h // (num_qo_heads /
+num_kv_heads)``. The lse is the base-2 logarithm of the sum of ``exp(logit)``, as for
+:func:`flashinfer.merge_state`. A query that sees no key has output 0 and lse ``-inf``.
 
-Source: Milakov, Gimelshein: Online normalizer calculation for softmax, 2018; Dao: FlashAttention-2, 2023; Ye et al.:
+Source: Milakov, Gimelshein: Online normalizer calculation for softmax, 2018; Dao: FlashAttention-2, 2023; Ye
+    et al.:
 FlashInfer: Efficient and Customizable Attention Engine for LLM Inference Serving, 2025.
 """
 
@@ -38,7 +39,7 @@ from .jit.modules.decode import (
     gen_single_decode_module,
 )
 
-# Engines import it from here.
+# Engines import this name from here.
 from .utils import _get_range_buf as _get_range_buf
 
 __all__ = [
@@ -53,7 +54,7 @@ __all__ = [
     "single_decode_with_kv_cache_with_jit_module",
 ]
 
-# FlashInfer has these here too. Other families are imported when they are used.
+# FlashInfer has these names here too. Other families are imported when they are used.
 __getattr__ = elsewhere(__name__, {"BatchDecodeMlaWithPagedKVCacheWrapper": "mla", "get_seq_lens": "page"})
 
 _CALLS = BoundCalls("decode", 2)
@@ -76,31 +77,33 @@ def single_decode_with_kv_cache(
     rope_theta: float | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one query token over one request's keys and values.
+    """Compute attention of one query token over one request's keys and values.
 
     Args:
-        q: ``[num_qo_heads, head_dim]`` (float16, bfloat16; float32 on the CPU), the last token of the request.
-        k, v: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND), both of one dtype:
-            ``q``'s, float8_e4m3fn or float8_e5m2. ``num_kv_heads`` divides ``num_qo_heads``. Strides are free; what
-            kernels cannot read in place is copied.
+        q: ``[num_qo_heads, head_dim]``, the last token of the request. float16 or bfloat16; on the CPU also
+            float32.
+        k, v: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND). Both
+            have one dtype: ``q``'s, float8_e4m3fn or float8_e5m2. ``num_kv_heads`` divides ``num_qo_heads``.
+                Strides are free; tensors that
+            kernels cannot read are copied.
         kv_layout: ``"NHD"`` or ``"HND"``.
-        pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates ``q`` and ``k`` on the fly, halves of a head against each
-            other) or ``"ALIBI"`` (adds a head's slope times the distance to each logit).
-        use_tensor_cores: accepted; kernels are chosen by the library.
-        q_scale, k_scale, v_scale: what quantised values are to be multiplied by: numbers, or tensors of one element or of
-            one per head. A tensor on a GPU is multiplied into the query or the output, and never read on the host.
-        window_left: the query sees this many keys to its left and the last one; -1: all.
-        logits_soft_cap: logits become ``cap * tanh(logit / cap)`` where this is above 0.
-        sm_scale: by default ``1 / sqrt(head_dim)``.
-        rope_scale, rope_theta: 1 and 1e4 by default: pair ``i`` of a head at position ``p`` turns by
+        pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates halves of ``q`` and ``k``) or ``"ALIBI"``
+            (adds slope * distance to a logit).
+        use_tensor_cores: accepted and ignored.
+        q_scale, k_scale, v_scale: factors of quantised values: numbers, or tensors of one element or of one
+            per head. A tensor on a GPU is multiplied into the query or the output. The host never reads it.
+        window_left: keys to the left of the last key that the query sees; -1: all.
+        logits_soft_cap: if positive, a logit becomes ``cap * tanh(logit / cap)``.
+        sm_scale: factor of the logits, by default ``1 / sqrt(head_dim)``.
+        rope_scale, rope_theta: 1 and 1e4 by default. At position ``p``, pair ``i`` is rotated by
             ``p / rope_scale * rope_theta^(-2 i / head_dim)``.
         return_lse: also return the lse.
 
     Returns:
-        ``[num_qo_heads, head_dim]`` of ``q``'s dtype; with ``return_lse`` also ``[num_qo_heads]`` float32.
+        ``[num_qo_heads, head_dim]`` of ``q``'s dtype. With ``return_lse`` also ``[num_qo_heads]`` float32.
 
     Raises:
-        ValueError: shapes, sizes, layouts, devices or modes that do not fit, with those that there are.
+        ValueError: shapes, sizes, layouts, devices or modes that do not fit.
         TypeError: dtypes that do not fit.
     """
     op, scales = "single_decode_with_kv_cache", (q_scale, k_scale, v_scale)
@@ -132,17 +135,21 @@ def single_decode_with_kv_cache_with_jit_module(
     window_left: int = -1,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`single_decode_with_kv_cache` by a variant of your own.
+    """Compute :func:`single_decode_with_kv_cache` with a custom variant.
 
     Args:
-        jit_module: what ``gen_customize_single_decode_module(...).build_and_load()`` returned.
+        jit_module: result of ``gen_customize_single_decode_module(...).build_and_load()``.
         q: ``[num_qo_heads, head_dim]``.
         k, v: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND).
-        kv_layout, window_left, return_lse: as for :func:`single_decode_with_kv_cache`, as is the result.
-        args: the variant's additional tensors, then its scalars, in the order in which they were named.
+        kv_layout, window_left, return_lse: as for :func:`single_decode_with_kv_cache`.
+        args: the variant's additional tensors, then its scalars, in the order of their declaration.
+
+    Returns:
+        The results of :func:`single_decode_with_kv_cache`.
 
     Raises:
-        ValueError, TypeError: as :func:`single_decode_with_kv_cache`; arguments that are not those of the variant.
+        ValueError, TypeError: as :func:`single_decode_with_kv_cache`, or arguments that do not fit the
+            variant.
     """
     op = "single_decode_with_kv_cache_with_jit_module"
     check_dims(op, "q", q, 2)
@@ -157,24 +164,24 @@ def single_decode_with_kv_cache_with_jit_module(
 
 
 class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
-    """Attention of one query token for each request of a batch, over a paged cache.
+    """Attention of one query token per request of a batch, over a paged cache.
 
-    ``plan()`` once for each set of lengths, then ``run()`` as often as there are layers.
+    Call ``plan()`` once for each set of lengths, then ``run()`` for each layer.
 
     Args:
-        float_workspace_buffer: contiguous, of any dtype, on the device that the wrapper is for: partial results of keys
-            that are split lie there. 128 MiB are plenty; one that is too small is an error of ``plan()``.
-        kv_layout: of caches, ``"NHD"`` or ``"HND"``.
-        use_cuda_graph: ``run()`` will be captured, and ``plan()`` serve its replays: tables then lie in the buffers below,
-            and the number of requests is theirs.
-        use_tensor_cores: accepted; kernels are chosen by the library.
+        float_workspace_buffer: contiguous memory of any dtype for partial states of split keys. Its device is
+            the wrapper's device. 128 MiB suffice; ``plan()`` raises an error if it is too small.
+        kv_layout: layout of caches, ``"NHD"`` or ``"HND"``.
+        use_cuda_graph: copy tables to the buffers below. A captured ``run()`` then serves all plans with
+            their number of requests.
+        use_tensor_cores: accepted and ignored.
         paged_kv_indptr_buffer: ``[batch_size + 1]`` int32, for ``indptr``.
-        paged_kv_indices_buffer: int32, as long as ``indices`` will ever be.
+        paged_kv_indices_buffer: int32, with the largest length of ``indices``.
         paged_kv_last_page_len_buffer: ``[batch_size]`` int32, for ``last_page_len``.
-        jit_args: the arguments of :func:`gen_customize_batch_decode_module` less ``backend``: a variant of your own, which is
-            built here. ``run()`` then takes its additional tensors and scalars.
-        backend: ``"auto"`` and ``"fa2"``: the portable kernels. ``"fa3"``: those for GPUs of compute capability 9.0, which
-            merge split keys themselves; without RoPE on the fly, and without ``jit_args``.
+        jit_args: arguments of :func:`gen_customize_batch_decode_module` without ``backend``. The constructor
+            builds this custom variant, and ``run()`` takes its tensors and scalars.
+        backend: ``"auto"`` and ``"fa2"``: portable kernels. ``"fa3"``: kernels for compute capability 9.0,
+            which merge splits in the same launch. They support neither RoPE on the fly nor ``jit_args``.
 
     Raises:
         ValueError, TypeError: buffers, a layout or a backend that do not fit.
@@ -211,7 +218,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
 
     @property
     def use_tensor_cores(self) -> bool:
-        """What the constructor was given."""
+        """Value of the constructor's argument."""
         return self._use_tensor_cores
 
     def plan(
@@ -240,40 +247,41 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         o_data_type: str | torch.dtype | None = None,
         q_len_per_req: int = 1,
     ) -> None:
-        """Balance the work of a batch; to be called whenever lengths change.
+        """Balance the work of a batch. Call it whenever lengths change.
 
         Args:
-            indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``indices``. On the CPU nothing is
-                waited for; tables of a GPU are read back once, all in one copy. The table may be a slice of a longer one,
-                beside the whole ``indices``.
-            indices: ``[indptr[-1]]`` integers or longer, the pages; requests may share some.
-            last_page_len: ``[batch_size]`` integers, entries of each request's last page, 1 to ``page_size``. A request
-                without pages has no keys, and its entry here means nothing.
-            num_qo_heads, num_kv_heads, head_dim, page_size: of what will be run.
+            indptr: ``[batch_size + 1]`` integers, the first page of each request in ``indices``. Tables on
+                the CPU need no wait; one copy reads all tables of a GPU back. The table may be a slice of a
+                longer one, together with the whole ``indices``.
+            indices: ``[indptr[-1]]`` integers or longer, the pages. Requests may share pages.
+            last_page_len: ``[batch_size]`` integers, tokens of each request's last page, 1 to ``page_size``.
+                A request without pages has no keys, and its entry is ignored.
+            num_qo_heads, num_kv_heads, head_dim, page_size: sizes of the runs.
             pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta: as for
-                :func:`single_decode_with_kv_cache`. With ``jit_args`` the variant's parameters stand for most of them:
-                ``sm_scale`` is not used, a mode or a cap is an error.
-            q_data_type, kv_data_type: of what will be run; ``kv_data_type`` is ``q_data_type`` by default.
-            data_type: stands for those of the two that are ``None``.
-            non_blocking: whether tables in pinned memory are copied without waiting: they must then stay as they are until
-                the copies are done. All others may change once this returns.
-            block_tables: ``None``: pages are named by ``indices``.
-            seq_lens: ``[batch_size]``, lengths of keys, which the tables say too: not read.
-            fixed_split_size: keys are cut at multiples of so many pages, whatever the batch: a request's result is then the
-                same, bit for bit, alone and in every batch. ``None`` and -1: cut as balances the work. A CUDA graph may have
-                no room for the pieces of longer requests, which is an error of ``plan()``.
-            disable_split_kv: never cut keys; goes before ``fixed_split_size``, with the same effect on results.
-            o_data_type: of the output. By default ``q_data_type``, and float16 for queries of eight bits.
-            q_len_per_req: 1, queries of each request.
+                :func:`single_decode_with_kv_cache`. With ``jit_args``, the variant's parameters replace most
+                of them: ``sm_scale`` is ignored, and a mode or a cap is an error.
+            q_data_type, kv_data_type: dtypes of the runs. ``kv_data_type`` is ``q_data_type`` by default.
+            data_type: default of ``q_data_type`` and ``kv_data_type`` if they are ``None``.
+            non_blocking: copy tables in pinned memory without waiting. They must not change before the copies
+                are done. Every other table may change after this call.
+            block_tables: ``None``. ``indices`` names the pages.
+            seq_lens: ``[batch_size]``, lengths of keys. Not read, because the tables give them.
+            fixed_split_size: split keys at multiples of this many pages. A request's result is then bit-equal
+                in every batch. ``None`` and -1: balance the work. A CUDA graph may have too few slots for the
+                splits of longer requests, which is an error of ``plan()``.
+            disable_split_kv: never split keys, with the same effect on results. It has priority over
+                ``fixed_split_size``.
+            o_data_type: dtype of the output, by default ``q_data_type``, or float16 for queries of 8 bits.
+            q_len_per_req: 1, the queries of each request.
 
         Raises:
             UnsupportedError: another ``q_len_per_req``.
-            ValueError: tables, sizes or modes that do not fit, a buffer that is too small (which, wanted, got), or a plan
-                beyond what a CUDA graph was captured with.
+            ValueError: tables, sizes or modes that do not fit, a buffer that is too small, or a plan that
+                exceeds the sizes of a captured CUDA graph.
             TypeError: dtypes that do not fit.
 
-        Under CUDA graphs the first plan fixes what later ones must fit into. Scales, windows, modes and dtypes are captured
-        as they are; what a replay follows are the tables.
+        Under CUDA graphs the first plan fixes the sizes for later ones. A replay uses the captured scales,
+        windows, modes and dtypes, and the current tables.
         """
         op = f"{self._name}.plan"
         check_one_query(op, q_len_per_req)
@@ -312,29 +320,33 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         q_len_per_req: int | None = 1,
         kv_cache_sf: Any = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch.
+        """Compute attention of the planned batch.
 
         Args:
             q: ``[batch_size, num_qo_heads, head_dim]``.
             paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
-                ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)`` pair without the
-                dimension of 2. Strides are free but for the last dimension, which is contiguous; on CUDA rows start at
-                multiples of 16 bytes. What lies in places that no request owns has no influence, whatever it is.
+                ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)``
+                pair without the dimension of 2. The last dimension is contiguous; other strides are free. On
+                CUDA rows start at multiples of 16 bytes. Slots that no request owns have no effect.
             args: with ``jit_args``, the variant's additional tensors, then its scalars.
             q_scale, k_scale, v_scale: as for :func:`single_decode_with_kv_cache`.
-            out: ``[batch_size, num_qo_heads, head_dim]``, to be written; made by default.
-            lse: ``[batch_size, num_qo_heads]`` float32, contiguous, to be written where it is given.
+            out: ``[batch_size, num_qo_heads, head_dim]`` to write the output to. Allocated by default.
+            lse: ``[batch_size, num_qo_heads]`` float32, contiguous, to write the lse to.
             return_lse: return ``(out, lse)``.
-            enable_pdl: accepted.
-            window_left: ``None``, or what was planned.
-            sinks: ``[num_qo_heads]`` float32, a logit of each query head that joins the softmax of its rows, behind scale and
-                cap, and has no value: weights of keys then add up to less than 1, and the lse has it too.
-            q_len_per_req: 1, queries of each request.
-            kv_cache_sf: ``None``: there are no caches of 4 bits.
+            enable_pdl: accepted and ignored.
+            window_left: ``None`` or the planned value.
+            sinks: ``[num_qo_heads]`` float32, a logit of each query head after scale and cap. It joins the
+                softmax denominator of the head's rows and has no value. The lse includes it.
+            q_len_per_req: 1, the queries of each request.
+            kv_cache_sf: ``None``. Caches of 4 bits are not supported.
+
+        Returns:
+            ``[batch_size, num_qo_heads, head_dim]`` of ``o_data_type``. With ``return_lse`` also
+            ``[batch_size, num_qo_heads]`` float32, in base 2.
 
         Raises:
-            ValueError: no plan, or shapes, strides or devices other than those planned for.
-            TypeError: dtypes other than those planned for.
+            ValueError: no plan, or shapes, strides or devices that do not fit it.
+            TypeError: dtypes that do not fit it.
         """
         if not (window_left is None and kv_cache_sf is None and q_len_per_req == 1):
             check_run(f"{self._name}.run", self._window_left, window_left, q_len_per_req, kv_cache_sf)
@@ -357,10 +369,10 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan.
+        """Run with options that replace those of :meth:`plan` until the next plan. Deprecated.
 
-        They are arguments of the kernels: layers may alternate, also in a captured graph, and no plan is made for them
-        where the last one holds all keys that they see: plan without a mask and without a window where these differ.
+        Options are arguments of the kernels, so layers may alternate, also in a captured graph. No new plan
+        is made if the last one holds all visible keys. If windows differ, plan without one.
 
         Raises:
             ValueError, TypeError: as :meth:`plan` and :meth:`run`.
@@ -376,8 +388,8 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
     """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph``.
 
     Args:
-        workspace_buffer, kv_layout, use_tensor_cores: as there.
-        indptr_buffer, indices_buffer, last_page_len_buffer: its ``paged_kv_*_buffer``.
+        workspace_buffer, kv_layout, use_tensor_cores: as for the base class.
+        indptr_buffer, indices_buffer, last_page_len_buffer: the base class's ``paged_kv_*_buffer``.
     """
 
     def __init__(

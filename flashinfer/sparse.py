@@ -1,7 +1,7 @@
-"""Attention whose matrix of queries and keys is sparse by blocks: what is not in a block is neither read nor computed.
+"""Block-sparse attention: keys outside the blocks of a query are neither read nor computed.
 
-A row of blocks is a request of a batch: its queries are the row's, its keys those of the row's blocks, which are pages
-of ``k`` and ``v`` as they lie. Output and lse are those of dense attention with everything outside the blocks masked.
+A row of blocks is a request of a batch. Its keys are those of its blocks, which are pages of ``k`` and ``v``.
+Output and lse equal those of dense attention with a mask outside the blocks.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper",
 
 
 def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.Tensor:
-    """From masks of blocks to masks of rows of blocks: what is packed for ``packed_mask``.
+    """Convert masks of blocks to masks of rows of blocks, whose bits are ``packed_mask``.
 
     Args:
-        mask: ``[nnz, R, C]``, of each block.
-        indptr: ``[MB + 1]`` int32 or int64, where each row's blocks begin. It may be a slice of a longer table: blocks
-            before its first are left out.
+        mask: ``[nnz, R, C]``, the mask of each block, of any dtype.
+        indptr: ``[MB + 1]`` int32 or int64, the first block of each row. It may be a slice of a longer table.
+            Blocks before its first offset are skipped.
 
     Returns:
         ``[(nnz - indptr[0]) * R * C]``: for every row of blocks its mask ``[R, keys of the row's blocks]``.
 
     Raises:
-        ValueError, TypeError: arguments that are no such tensors.
+        ValueError, TypeError: arguments of another shape, or offsets that decrease or do not end at ``nnz``.
     """
     op = "convert_bsr_mask_layout"
     check_dims(op, "mask", mask, 3)
     check_dims(op, "indptr", indptr, 1)
     nnz, rows, columns = mask.shape
-    if not is_dynamo_compiling():  # where values cannot be looked at
+    if not is_dynamo_compiling():  # a graph cannot check values
         near = indptr.to("cpu", torch.int64)
         check_indptr(op, "indptr", near)
         if int(near[-1]) != nnz:
             raise ValueError(f"{op}: indptr: got {int(near[-1])} blocks in all, wanted {nnz} as mask has")
         if near[0] > 0:
             return convert_bsr_mask_layout(mask[int(near[0]) :], near - near[0])
-    # A block's row r begins at: the row's first block, r whole rows of all its blocks, the blocks before this one.
+    # Row r of a block starts after the earlier rows of blocks, r rows of all blocks of its own, and the
+    # blocks before it.
     table, block = indptr.to(mask.device, torch.int64), torch.arange(nnz, device=mask.device)
     after = torch.searchsorted(table, block, right=True)
     first = table[after - 1]
@@ -66,11 +67,12 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
 class BlockSparseAttentionWrapper(BlockSparse):
     """Attention with a mask in block compressed rows (BSR): blocks of ``R`` queries and ``C`` keys.
 
-    ``plan()`` once for each mask, then ``run()`` as often as there are layers.
+    Call ``plan()`` once for each mask, then ``run()`` for each layer.
 
     Args:
         float_workspace_buffer: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
-        backend: ``"auto"``, ``"fa2"`` or ``"fa3"``, as for the wrappers of prefill; pages are columns of blocks.
+        backend: ``"auto"``, ``"fa2"`` or ``"fa3"``, as for the wrappers of prefill. Pages are columns of
+            blocks.
 
     Raises:
         ValueError, TypeError: a buffer or a backend that does not fit.
@@ -104,23 +106,26 @@ class BlockSparseAttentionWrapper(BlockSparse):
         """Balance the work of a mask.
 
         Args:
-            indptr: ``[ceil(M / R) + 1]`` integers, where each row's blocks begin in ``indices``. It may be a slice of a
-                longer table, beside the whole ``indices`` and ``mask``.
+            indptr: ``[ceil(M / R) + 1]`` integers, the first block of each row in ``indices``. It may be a
+                slice of a longer table, together with the whole ``indices`` and ``mask``.
             indices: ``[nnz]`` integers, the column of each block, below ``N / C``.
-            M, N, R, C: queries, keys, and of each how many are in a block. ``C`` divides ``N``; the last row of blocks may
-                have fewer queries than ``R``.
-            num_qo_heads, num_kv_heads, head_dim: of what will be run.
-            mask: ``[nnz, R, C]`` bool, what is visible in each block; by default all.
-            packed_mask: its bits by rows of blocks: ``segment_packbits(convert_bsr_mask_layout(mask, indptr),
-                indptr * R * C, bitorder="little")[0]``; goes before ``mask``, and both before ``causal``.
-            causal: query ``i`` sees keys up to ``i + N - M``, of those in blocks.
+            M, N: numbers of queries and keys.
+            R, C: queries and keys of a block. ``C`` divides ``N``. The last row of blocks may have fewer
+                queries than ``R``.
+            num_qo_heads, num_kv_heads, head_dim: sizes of the runs.
+            mask: ``[nnz, R, C]`` bool, the visible elements of each block, by default all.
+            packed_mask: the bits of ``mask`` by rows of blocks:
+                ``segment_packbits(convert_bsr_mask_layout(mask, indptr), indptr * R * C,
+                bitorder="little")[0]``. It has priority over ``mask``, and both have priority over
+                ``causal``.
+            causal: query ``i`` sees the keys up to ``i + N - M`` in its blocks.
             pos_encoding_mode: ``"NONE"``.
-            use_fp16_qk_reduction: accepted.
+            use_fp16_qk_reduction: accepted and ignored.
             logits_soft_cap, sm_scale: as for :func:`flashinfer.single_prefill_with_kv_cache`.
-            rope_scale, rope_theta: accepted.
-            q_data_type, kv_data_type, o_data_type: of what will be run; keys have the queries' by default, the output
-                float16 whatever the queries have.
-            non_blocking: whether tables in pinned memory are copied without waiting.
+            rope_scale, rope_theta: accepted and ignored.
+            q_data_type, kv_data_type, o_data_type: dtypes of the runs. By default, keys have the queries'
+                dtype and the output is float16.
+            non_blocking: copy tables in pinned memory without waiting.
 
         Raises:
             ValueError: tables, masks, sizes or modes that do not fit.
@@ -163,7 +168,10 @@ class BlockSparseAttentionWrapper(BlockSparse):
     def _flat(
         self, op: str, mask: torch.Tensor, indptr: torch.Tensor, blocks: int, rows: int, columns: int
     ) -> torch.Tensor:
-        """Return the masks of rows of blocks. ``mask`` has one for each block that ``indptr`` or ``indices`` names."""
+        """Return the masks of rows of blocks.
+
+        ``mask`` has a mask for each block of ``indptr`` or ``indices``.
+        """
         check_tensor(op, "mask", mask)
         wanted = [int(indptr[-1]), rows, columns]
         if list(mask.shape) == [blocks, rows, columns]:
@@ -187,22 +195,26 @@ class BlockSparseAttentionWrapper(BlockSparse):
         return_lse: bool = False,
         enable_pdl: bool | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the planned mask.
+        """Compute attention with the planned mask.
 
         Args:
             q: ``[M, num_qo_heads, head_dim]``.
-            k, v: ``[N, num_kv_heads, head_dim]``; strides are free but for the last dimension, which is contiguous, on CUDA
-                rows start at multiples of 16 bytes.
-            scale_q, scale_k, scale_v: what quantised values are to be multiplied by, as for
+            k, v: ``[N, num_kv_heads, head_dim]``. The last dimension is contiguous; other strides are free.
+                On CUDA rows start at multiples of 16 bytes.
+            scale_q, scale_k, scale_v: factors of quantised values, as for
                 :func:`flashinfer.single_prefill_with_kv_cache`.
-            out: ``[M, num_qo_heads, head_dim]``, to be written; made by default.
-            lse: ``[M, num_qo_heads]`` float32, contiguous, to be written where it is given.
+            out: ``[M, num_qo_heads, head_dim]`` to write the output to. Allocated by default.
+            lse: ``[M, num_qo_heads]`` float32, contiguous, to write the lse to.
             return_lse: return ``(out, lse)``.
-            enable_pdl: accepted.
+            enable_pdl: accepted and ignored.
+
+        Returns:
+            ``[M, num_qo_heads, head_dim]`` of ``o_data_type``. With ``return_lse`` also ``[M, num_qo_heads]``
+            float32.
 
         Raises:
-            ValueError: no plan, or shapes, strides or devices other than those planned for.
-            TypeError: dtypes other than those planned for.
+            ValueError: no plan, or shapes, strides or devices that do not fit it.
+            TypeError: dtypes that do not fit it.
         """
         op = f"{self._name}.run"
         self._planned_or_fail("run")
@@ -231,15 +243,15 @@ class BlockSparseAttentionWrapper(BlockSparse):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan."""
+        """Run with options that replace those of :meth:`plan` until the next plan. Deprecated."""
         self._options(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, k, v, scale_q, scale_k, scale_v)  # type: ignore[return-value]
 
 
 class VariableBlockSparseAttentionWrapper(BlockSparse):
-    """Attention with blocks of any sizes, different ones for each head of keys.
+    """Attention with blocks of any sizes, which may differ between key heads.
 
-    ``plan()`` once for each mask, then ``run()`` as often as there are layers.
+    Call ``plan()`` once for each mask, then ``run()`` for each layer.
 
     Args:
         float_workspace_buffer, backend: as for :class:`BlockSparseAttentionWrapper`.
@@ -270,14 +282,16 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         """Balance the work of a mask. Tables of a GPU are read back.
 
         Args:
-            block_mask_map: ``[num_kv_heads, MB, NB]`` bool, which blocks there are.
-            block_row_sz: ``[num_kv_heads, MB]`` integers, queries of each row of blocks; each head's sum is ``qo_len``.
-            block_col_sz: ``[num_kv_heads, NB]`` integers, keys of each column of blocks; each head's sum is ``kv_len``.
-                Sizes with a large common divisor are read faster.
-            causal: query ``i`` sees keys up to ``i + kv_len - qo_len``, of those in blocks.
+            block_mask_map: ``[num_kv_heads, MB, NB]`` bool, True for blocks that exist.
+            block_row_sz: ``[num_kv_heads, MB]`` integers, queries of each row of blocks. Each head's sum is
+                ``qo_len``.
+            block_col_sz: ``[num_kv_heads, NB]`` integers, keys of each column of blocks. Each head's sum is
+                ``kv_len``. Kernels read sizes with a large common divisor faster.
+            causal: query ``i`` sees the keys up to ``i + kv_len - qo_len`` in its blocks.
             num_qo_heads, num_kv_heads, head_dim, q_data_type, kv_data_type, non_blocking: as for
                 :meth:`BlockSparseAttentionWrapper.plan`. The output has the queries' dtype.
-            pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale, rope_scale, rope_theta: likewise.
+            pos_encoding_mode, use_fp16_qk_reduction, logits_soft_cap, sm_scale, rope_scale, rope_theta: as
+                for the same method.
 
         Raises:
             ValueError: sizes or modes that do not fit.
@@ -288,7 +302,8 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type)
         blocks, row_sizes, column_sizes = sizes_on_host(op, num_kv_heads, block_mask_map, block_row_sz, block_col_sz)
         qo_len, kv_len = int(row_sizes[0].sum()), int(column_sizes[0].sum())
-        # Pages of k and v, all heads one behind the other, as large as all blocks allow.
+        # Pages of k and v, heads one after another. The page size is the greatest common divisor of all
+        # blocks.
         page = max(math.gcd(*column_sizes.flatten().tolist()), 1)
         head_start = torch.arange(num_kv_heads, device="cpu")[:, None] * (kv_len // page)
         counts = column_sizes // page
@@ -328,19 +343,23 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         return_lse: bool = False,
         enable_pdl: bool | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the planned mask.
+        """Compute attention with the planned mask.
 
         Args:
             q: ``[num_qo_heads, qo_len, head_dim]``.
-            k, v: ``[num_kv_heads, kv_len, head_dim]``; copied where they are not contiguous.
-            out: ``[num_qo_heads, qo_len, head_dim]``, to be written; made by default.
-            lse: ``[num_qo_heads, qo_len]`` float32, to be written where it is given.
+            k, v: ``[num_kv_heads, kv_len, head_dim]``, copied if they are not contiguous.
+            out: ``[num_qo_heads, qo_len, head_dim]`` to write the output to. Allocated by default.
+            lse: ``[num_qo_heads, qo_len]`` float32 to write the lse to.
             return_lse: return ``(out, lse)``.
-            enable_pdl: accepted.
+            enable_pdl: accepted and ignored.
+
+        Returns:
+            ``[num_qo_heads, qo_len, head_dim]`` of the queries' dtype. With ``return_lse`` also
+            ``[num_qo_heads, qo_len]`` float32.
 
         Raises:
-            ValueError: no plan, or shapes or devices other than those planned for.
-            TypeError: dtypes other than those planned for.
+            ValueError: no plan, or shapes or devices that do not fit it.
+            TypeError: dtypes that do not fit it.
         """
         op = f"{self._name}.run"
         planned = self._planned_or_fail("run")
@@ -355,7 +374,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         ):
             if given is not None:
                 check_result(op, name, given, shape, dtype)
-        # One head of keys in each request: the query heads that use it are the request's heads.
+        # Each request has one key head, and the query heads of its group.
         kv_heads, kv_len, _ = kv_shape
         group, page = heads // kv_heads, planned.requests.page_size or 1
         per_head = q.unflatten(0, (kv_heads, group)).transpose(1, 2).reshape(kv_heads * qo_len, group, dim)
@@ -384,6 +403,6 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan."""
+        """Run with options that replace those of :meth:`plan` until the next plan. Deprecated."""
         self._options(pos_encoding_mode, logits_soft_cap, sm_scale, rope_scale, rope_theta)
         return self.run(q, k, v)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""What the wrappers of block-sparse attention share: rows of blocks as requests over pages."""
+"""Base of the wrappers of block-sparse attention. A row of blocks is a request over pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def causal_mask(
 ) -> torch.Tensor | None:
     """Masks of rows of blocks under a causal mask of the whole matrix; ``None`` where the kernels' own does the same.
 
-    ``starts``: the last position that the first query of each row sees; ``positions``: of the row's keys. Those of a
+    ``starts``: the last position that the first query of each row sees; ``positions``: of the row's keys.
+        Those of a
     kernel are aligned at the end: the last query sees all keys.
     """
     same, masks = True, []
@@ -68,7 +69,7 @@ def sizes_on_host(op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torc
 
 
 class BlockSparse(BatchWrapper):
-    """Base: rows of blocks as requests over pages."""
+    """Base of the wrappers of block-sparse attention."""
 
     _family = "prefill"
 
@@ -88,7 +89,7 @@ class BlockSparse(BatchWrapper):
         causal: bool,
         options: tuple[float | None, float | None, float | None, float | None],
     ) -> None:
-        """``options``: logits_soft_cap, sm_scale, rope_scale, rope_theta."""
+        """Make the plan. ``options`` are logits_soft_cap, sm_scale, rope_scale and rope_theta."""
         logits = logits_of(tables.op, shape.head_dim_qk, "NONE", -1, *options)
         masks = MaskTensors()
         if custom_mask is not None or packed_mask is not None:
@@ -103,6 +104,6 @@ class BlockSparse(BatchWrapper):
         rope_scale: float | None,
         rope_theta: float | None,
     ) -> None:
-        """Take what forward() was given in the place of what plan() was."""
+        """Replace the options of ``plan()`` by those of ``forward()``."""
         no_positions(f"{self._name}.forward", pos_encoding_mode)
         self._use_options("NONE", -1, logits_soft_cap, sm_scale, rope_scale, rope_theta)

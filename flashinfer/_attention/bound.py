@@ -1,11 +1,12 @@
-"""Attention by operators of few arguments, for eager calls.
+"""Bound calls of attention: operators with few arguments, for eager mode.
 
-What torch needs to bring an argument from Python to an operator takes as long as all that is done with it there, and
-``run`` of an attention module has thirty. All but a few are the same from call to call: ``bind`` takes them once and
-keeps what it makes of them under a number (csrc/attention/bound.h), ``run_bound`` takes the rest and the number.
+torch needs as long to pass an argument from Python to an operator as the operator needs to use it. ``run`` of
+an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` takes these once
+and stores them under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and the other
+arguments.
 
-A bound call only ever does what the full one would do. Where it cannot, it says so before anything is written, and the
-full one is called, which copies what is to be copied or finds the words for what is wrong.
+A bound call has the result of the full operator, or refuses before it writes anything. The full operator then
+copies what kernels cannot read, or raises the detailed error.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from .scales import NO_SCALES, Scale
 from .signature import Expected, Parameters, Setting
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-MOST_REFUSALS = 16  # in a row; after them
-PAUSE = 240  # calls go to the full operator before the next is tried
+MOST_REFUSALS = 16  # consecutive refusals before calls back off
+PAUSE = 240  # calls to the full operator before the next bound call
 MOST_CALLS = 1024
 ANY = -1
 _PLAIN = (str, int, float, bool, type(None))
-# No number is used twice: one of a plan that is gone stands for nothing. Dynamo copies a count itself, which Python 3.12
-# deprecates; an iterator that it does not know ends a graph.
+# Handles are unique, so the handle of a freed plan is invalid. Dynamo would copy a plain count, which Python
+# 3.12 deprecates. It does not know this iterator, and breaks the graph.
 _handles = iter(itertools.count(1).__next__, None)
 
 
 class Bound:
-    """What a module keeps for calls of one kind, for as long as this object is there."""
+    """Handle of a module's bound calls of one kind. The module frees them with this object."""
 
     __slots__ = (
         "_handle", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_stream", "_tensors", "_unbind",
@@ -63,11 +64,11 @@ class Bound:
         )  # fmt: skip
 
     def stream(self) -> int:
-        """The stream of the last call, -1 before the first."""
+        """Return the handle of the last call's stream, -1 before the first call."""
         return int(call_handle(self._stream, self._handle))
 
     def __del__(self) -> None:
-        with suppress(AttributeError, TypeError):  # not all there, or not any more where the process ends
+        with suppress(AttributeError, TypeError):  # partly constructed, or the process ends
             call_handle(self._unbind, self._handle)
 
     def call(
@@ -81,8 +82,11 @@ class Bound:
         return_lse: bool = False,
         sm_scale: float | None = None,
     ) -> Result | None:
-        """The result, or ``None`` where only the full operator can say. ``v`` is ``None`` where ``k`` holds both."""
-        if self._refusals >= MOST_REFUSALS:  # inputs that are copied, again and again
+        """Return the result, or ``None`` if the call needs the full operator.
+
+        ``v`` is ``None`` if ``k`` holds both.
+        """
+        if self._refusals >= MOST_REFUSALS:  # a caller whose inputs are always copied
             self._refusals = self._refusals + 1 if self._refusals < MOST_REFUSALS + PAUSE else MOST_REFUSALS - 1
             return None
         try:
@@ -96,7 +100,7 @@ class Bound:
                 if not type(q_scale) is type(k_scale) is type(o_scale) is float:
                     return None
                 sm_scale = (self._sm_scale if sm_scale is None else sm_scale) * q_scale * k_scale
-        except AttributeError:  # no tensor, which the full operator refuses
+        except AttributeError:  # an argument that is no tensor, which the full operator refuses
             self._refusals += 1
             return None
         result: Result
@@ -122,12 +126,12 @@ class Bound:
 
 
 def is_refusal(err: RuntimeError) -> bool:
-    """Whether a binding or torch's parser of arguments says that a call does not fit: nothing has been launched.
+    """Return True if a binding or torch's argument parser refused a call before the launch.
 
-    All else, errors of a device above all, is none of it.
+    Every other error, such as a device's, is no refusal.
     """
     if isinstance(err, NotImplementedError):
-        return True  # no kernel for a kind of tensor
+        return True  # a kind of tensor without a kernel
     text = str(err)
     return text.startswith(("ValueError: ", "TypeError: ")) or "Expected a value of type" in text
 
@@ -136,7 +140,7 @@ def bind_plan(
     operators: Operators, shape: Shape, rows: int, more_rows: bool, page_size: int | None, kv_rows: int,
     setting: Setting, parameters: Parameters,
 ) -> Bound | None:  # fmt: skip
-    """The calls of a plan, or ``None`` where only the full operator has them."""
+    """Return the bound calls of a plan, or ``None`` if it needs the full operator."""
     if shape.dtype_o != shape.dtype_q:
         return None
     expected = Expected(
@@ -147,7 +151,10 @@ def bind_plan(
 
 
 class BoundCalls:
-    """Calls of a function without a plan, by those of its arguments that choose a module or are checked on the host."""
+    """Bound calls of a function without a plan.
+
+    The key has the arguments that select a module or are checked on the host.
+    """
 
     def __init__(self, family: str, q_dims: int) -> None:
         self._family, self._q_dims = family, q_dims
@@ -163,7 +170,7 @@ class BoundCalls:
         return_lse: bool,
         sm_scale: float | None,
     ) -> Result | None:
-        """The result, or ``None`` where the call is the first of its kind, or one for the full operator."""
+        """Return the result, or ``None`` for the first call of a kind and for calls of the full operator."""
         if is_compiling():
             return None
         try:
@@ -194,7 +201,7 @@ class BoundCalls:
             )  # fmt: skip
             operators = builtin_operators(self._family, q.device.type, dtypes, head_dims, variant_of(logits), kernels)
         except ValueError:
-            return  # the full operator has the words
+            return  # the full operator raises the detailed error
         logits = logits._replace(sm_scale=max(q.shape[-1], 1) ** -0.5)
         expected = Expected(
             0, self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], NUMBERS[q.dtype], NUMBERS[k.dtype], ANY, 0

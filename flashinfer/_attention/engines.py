@@ -1,7 +1,7 @@
-"""What serving engines read, set and call of the wrappers beside their public methods: a contract, by name.
+"""Contract with serving engines: names that they use in addition to the wrappers' public methods.
 
-SGLang, vLLM, TensorRT-LLM and mini-sglang use these names of FlashInfer's wrappers; tests/integrations/test_contract.py
-holds them.
+SGLang, vLLM, TensorRT-LLM and mini-sglang use these names of FlashInfer's wrappers.
+tests/integrations/test_contract.py checks them.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ _MODES = tuple(POS_ENCODINGS)
 class EngineContract:
     """Names of the wrappers that engines rely on.
 
-    =================================== ============================================================================
-    ``_window_left``,                   options of the last ``plan()`` or ``forward()``, to be read: the window, the
-    ``_logits_soft_cap``,               cap (0.0: none) and the scale of logits; of prefill, whether the mask is
-    ``_sm_scale``, ``_causal``,         causal; the mode's name, and the scale and theta of RoPE. To set one changes
-    ``_pos_encoding_mode``,             nothing until the next plan, which sets it anew.
+    ===================================
+    ============================================================================ ``_window_left``,
+          options of the last ``plan()`` or ``forward()``, read-only: window, cap ``_logits_soft_cap``,
+                 (0.0: no cap) and scale of the logits, the causal flag of prefill, the name
+    ``_sm_scale``, ``_causal``,         of the position encoding, scale and theta of RoPE. A plan overwrites
+    ``_pos_encoding_mode``,             assignments to them.
     ``_rope_scale``, ``_rope_theta``
-    ``_paged_kv_indptr_buf``,           the buffers of a CUDA graph, into which engines write between replays; else the
-    ``_paged_kv_indices_buf``,          tables of the last plan, which may be replaced before ``_cached_module.plan``
-    ``_paged_kv_last_page_len_buf``
+    ``_paged_kv_indptr_buf``,           with CUDA graphs: the buffers, which engines write between replays.
+        Without:
+    ``_paged_kv_indices_buf``,          the last plan's tables, which engines may replace before
+    ``_cached_module.plan`` ``_paged_kv_last_page_len_buf``
     ``_qo_indptr_buf``,                 buffers of a CUDA graph, ``None`` without
     ``_custom_mask_buf``,
     ``_mask_indptr_buf``
-    ``_float_workspace_buffer``,        the workspaces; ``_int_workspace_buffer`` may be set before a plan. Wrappers may
-    ``_int_workspace_buffer``           share one: plan again before a run, if another wrapper has planned since
-    ``_pin_memory_int_workspace_buffer`` empty: each plan has pinned memory of its own
-    ``_fixed_batch_size``               requests of a CUDA graph; 0 without
-    ``_max_total_num_rows``             queries that a CUDA graph was captured for at most, ``None`` before
-    ``_kv_lens_buffer``                 the lengths of keys of the last plan, on the device
+    ``_float_workspace_buffer``,        workspaces. ``_int_workspace_buffer`` may be set before a plan.
+    Wrappers may ``_int_workspace_buffer``           share one. Plan again before a run if another wrapper has
+    planned since. ``_pin_memory_int_workspace_buffer`` empty, because each plan allocates its pinned memory
+    ``_fixed_batch_size``               requests of a CUDA graph, 0 without
+    ``_max_total_num_rows``             the most queries of a captured CUDA graph, ``None`` before the first
+    plan ``_kv_lens_buffer``                 lengths of keys of the last plan, on the device
     ``_backend``                        ``"auto"``, ``"fa2"`` or ``"fa3"``; may be set before a plan
-    ``_jit_module``                     the operators of ``jit_args``, else ``None``
-    ``_plan_info``                      numbers of the last plan; their meaning is the library's own
-    ``_cached_module``                  ``None`` before the first plan; then it has ``plan()``, :class:`CachedModule`
-    =================================== ============================================================================
+    ``_jit_module``                     operators of ``jit_args``, or ``None``
+    ``_plan_info``                      numbers of the last plan, with an internal meaning
+    ``_cached_module``                  :class:`CachedModule` with ``plan()``, ``None`` before the first plan
+    ===================================
+    ============================================================================
     """
 
     _window_left: int = -1
@@ -119,7 +122,7 @@ class EngineContract:
 
 
 class HostPlan(NamedTuple):
-    """What ``_cached_module.plan`` is told; tables are on the host."""
+    """Arguments of ``_cached_module.plan``, with tables on the host."""
 
     qo_indptr: torch.Tensor | None
     kv_indptr: torch.Tensor
@@ -137,25 +140,29 @@ class HostPlan(NamedTuple):
 
 
 class CachedModule:
-    """``_cached_module`` of a wrapper: ``plan()`` balances new lengths, for tables that are on the device already.
+    """``_cached_module`` of a wrapper. Its ``plan()`` balances new lengths for tables on the device.
 
-    Engines call it in the place of the wrapper's ``plan()`` once that has been called: with CUDA graphs they have written
-    the wrapper's buffers, and without they have put other tables there. Options are those of the wrapper's ``plan()``.
+    Engines call it instead of the wrapper's ``plan()`` after the first plan. They have written the wrapper's
+    buffers (CUDA graphs) or have replaced its tables. Options are those of the wrapper's ``plan()``.
     """
 
     def __init__(self, wrapper: Wrapper) -> None:
         self._wrapper = weakref.ref(wrapper)
 
     def plan(self, *args: Any) -> list[int]:
-        """Plan by position, in one of FlashInfer's forms; the first three arguments are workspaces: the wrapper's are used.
+        """Plan with positional arguments in one of FlashInfer's forms.
 
-        - 15 to 20, for tensor cores: qo_indptr, kv_indptr, kv_lens, rows, batch_size, num_qo_heads, num_kv_heads, page_size,
-          graph, head_dim_qk, head_dim_vo, causal; then window_left, fixed_split_size, disable_split_kv and two more,
-        - 15, for other cores: indptr, batch_size, num_qo_heads, num_kv_heads, page_size, graph, window_left,
-          logits_soft_cap, head_dim_qk, head_dim_vo, and two empty tensors of the dtypes.
+        The first three arguments are workspaces. They are ignored in favour of the wrapper's. The rest is one
+        of:
+
+        - 15 to 20 arguments, for tensor cores: qo_indptr, kv_indptr, kv_lens, rows, batch_size, num_qo_heads,
+          num_kv_heads, page_size, graph, head_dim_qk, head_dim_vo, causal; then window_left,
+          fixed_split_size, disable_split_kv and two more,
+        - 15 arguments, for other cores: indptr, batch_size, num_qo_heads, num_kv_heads, page_size, graph,
+          window_left, logits_soft_cap, head_dim_qk, head_dim_vo, and two empty tensors of the dtypes.
 
         Returns:
-            the wrapper's ``_plan_info``.
+            The wrapper's ``_plan_info``.
 
         Raises:
             TypeError: another number of arguments.
@@ -185,7 +192,7 @@ def _host_plan(op: str, args: tuple[Any, ...]) -> HostPlan:
 
 
 def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
-    """New lists for tables that the wrapper's buffers hold; see :class:`CachedModule`."""
+    """Make new lists for the tables in the wrapper's buffers; see :class:`CachedModule`."""
     planned = wrapper._planned_or_fail("_cached_module.plan")
     requests, shape = planned.requests, planned.requests.shape
     sizes = (shape.num_qo_heads, shape.num_kv_heads, requests.page_size, (shape.head_dim_qk, shape.head_dim_vo))
@@ -259,13 +266,14 @@ def fast_decode_plan(
     q_len_per_req: int = 1,
     global_override_indptr_cpu: torch.Tensor | None = None,
 ) -> None:
-    """Make the plan of :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan` without a read of the device.
+    """Plan as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan` does, without a read of the device.
 
     Args:
         self: the wrapper. Engines install ``partial(fast_decode_plan, wrapper)`` as its ``begin_forward``.
-        global_override_indptr_cpu: ``indptr`` on the host, where ``indptr`` is on the device.
-        indptr, ...: all others as for ``plan()``. With pages of one entry ``last_page_len`` is not read. ``indices`` that
-            already are in the wrapper's buffer are not copied. The output keeps the dtype of the last plan for such queries.
+        global_override_indptr_cpu: ``indptr`` on the host, if ``indptr`` is on the device.
+        indptr, ...: every other argument as for ``plan()``. With pages of one token ``last_page_len`` is not
+            read. ``indices`` in the wrapper's buffer are not copied. The output has the dtype of the last
+            plan for such queries.
 
     Raises:
         ValueError, TypeError, UnsupportedError: as ``plan()``.

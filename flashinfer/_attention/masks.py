@@ -1,4 +1,4 @@
-"""Masks beyond causal ones: bits of the caller's, and scoring of many items behind one prefix."""
+"""Masks other than causal: custom masks of the caller, and multi-item scoring after one prefix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tables import INT32_MAX, Batch, Tables, check_buffer
 
 @dataclass(frozen=True)
 class MaskTensors:
-    """What the mask modes beyond causal read, on the device."""
+    """Tensors of the other mask modes, on the device."""
 
     packed: torch.Tensor | None = None
     indptr: torch.Tensor | None = None
@@ -30,13 +30,13 @@ class MaskTensors:
 
     @property
     def mode(self) -> int | None:
-        """The mode that they ask for, whatever ``causal`` is."""
+        """Mask mode of the tensors, which has priority over ``causal``."""
         return MULTI_ITEM if self.prefix_len is not None else CUSTOM if self.packed is not None else None
 
 
 @dataclass(frozen=True)
 class MultiItem:
-    """The four arguments of multi-item scoring, as :func:`multi_item` makes them."""
+    """Checked arguments of multi-item scoring, from :func:`multi_item`."""
 
     prefix_len: torch.Tensor  # [batch_size] uint32
     token_pos_in_items: torch.Tensor  # uint16, token_pos_in_items_len of each request
@@ -52,8 +52,8 @@ def multi_item(
 ) -> MultiItem | None:
     """The arguments of those names, or ``None`` where there are none.
 
-    Of a single request each table may be one number. Each request's positions are filled up with zeros to their length,
-    and those at the end of the last request need not be given.
+    Of a single request each table may be one number. Each request's positions are filled up with zeros to
+    their length, and those at the end of the last request need not be given.
     """
     given = {
         "prefix_len_ptr": prefix_len_ptr,
@@ -79,13 +79,13 @@ def multi_item(
             f"{op}: token_pos_in_items_ptr: got {positions.numel()} elements, wanted {batch_size * length}"
         )
     if missing:
-        # As signed numbers, which have all operations on every device.
+        # View as signed numbers, because torch lacks operations of unsigned ones on some devices.
         positions = torch.nn.functional.pad(positions.view(torch.int16), (0, missing)).view(torch.uint16)
     return MultiItem(prefix_len, positions, length)
 
 
 def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
-    """A table of multi-item scoring: integers, a vector or one number."""
+    """Check a table of multi-item scoring: integers, a vector or one number."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
     if x.dtype not in INTEGERS:
@@ -96,20 +96,21 @@ def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_packed(op: str, packed: object, at_least: int) -> None:
+    """Check a packed mask of at least so many bytes."""
     mask = check_buffer(op, "packed_custom_mask", packed, torch.uint8)
     if exceeds(at_least, mask.numel()):
         raise ValueError(f"{op}: packed_custom_mask: got {mask.numel()} bytes, wanted {at_least}")
 
 
 def check_bits(op: str, custom_mask: object, shape: Sequence[int]) -> torch.Tensor:
-    """Return a mask of this shape, or of its elements in one dimension, as a contiguous vector of booleans."""
+    """Return a mask of this shape, or a flat one of as many elements, as a contiguous vector of booleans."""
     if not isinstance(custom_mask, torch.Tensor):
         raise TypeError(f"{op}: custom_mask: got {type(custom_mask).__name__}, wanted Tensor")
     if custom_mask.dtype != torch.bool:
         raise TypeError(f"{op}: custom_mask: got {custom_mask.dtype}, wanted torch.bool")
     if custom_mask.is_meta:
         raise ValueError(f"{op}: custom_mask: got one on meta, wanted one with elements")
-    # Shapes, not numbers of elements: [kv_len, qo_len] has as many as [qo_len, kv_len], and means something else.
+    # Compare shapes, because the transposed mask has the same number of elements.
     wanted = shape if custom_mask.dim() == len(shape) else (math.prod(shape),)
     if custom_mask.dim() != len(wanted) or any(map(differs, custom_mask.shape, wanted)):
         flat = "" if len(shape) == 1 else f" or [{math.prod(shape)}]"
@@ -127,7 +128,7 @@ def one_mask(
     kv_len: int,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """The packed mask of one request, or ``None``."""
+    """Return the packed mask of one request, or ``None``."""
     if packed_custom_mask is not None:
         check_packed(op, packed_custom_mask, (qo_len * kv_len + 7) // 8)
         return packed_custom_mask
@@ -138,12 +139,12 @@ def one_mask(
 
 @dataclass(frozen=True)
 class MaskRequest:
-    """What a plan is asked for beside causal masks."""
+    """Arguments of a plan for masks other than causal."""
 
     custom_mask: torch.Tensor | None = None
     packed_custom_mask: torch.Tensor | None = None
     items: MultiItem | None = None
-    buffers: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)  # of packed masks and where each begins
+    buffers: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)  # of packed masks and their offsets
 
     @property
     def prefix_len(self) -> torch.Tensor | None:
@@ -190,7 +191,7 @@ def masks_of(
 
 
 def _shape_of_masks(qo_lens: list[int], kv_lens: list[int]) -> list[int]:
-    """Return the shape of all masks of a batch: one matrix, equal ones, or elements one request after the other."""
+    """Return the shape of all masks of a batch: one matrix, equal matrices, or a flat sequence."""
     if len(qo_lens) == 1:
         return [qo_lens[0], kv_lens[0]]
     if len(qo_lens) > 1 and len(set(qo_lens)) == 1 and len(set(kv_lens)) == 1:

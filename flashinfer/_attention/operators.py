@@ -1,4 +1,4 @@
-"""The operators of a configuration's module, found, else built, once in a process; and calls of them."""
+"""Operators of a configuration's module, loaded or built once per process, and calls of them."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class Operators:
-    """The operators of one configuration's module, and what of it a call names."""
+    """Operators of one configuration's module, and the properties that calls need."""
 
     run: Callable[..., None]
     plan: Callable[..., None]
     namespace: Any
     variant: int = 0
-    custom: bool = False  # a user's variant, which has parameters of its own
-    module: str = ""  # its namespace
-    kernels: str = ""  # which of the family's: "cpu", "cuda", or "sm90a" and its like
-    profiler: bool = False  # they write events
+    custom: bool = False  # a user's variant with parameters of its own
+    module: str = ""  # name of the namespace
+    kernels: str = ""  # "cpu", "cuda", or an architecture as "sm90a"
+    profiler: bool = False  # kernels write events
 
     @property
     def traced(self) -> bool:
-        """Whether graphs have an operator of their own for calls, which chooses among modules."""
+        """True if graphs use one operator for all modules."""
         return not (self.custom or self.profiler)
 
 
@@ -60,10 +60,11 @@ def builtin_operators(
     kernels: str = "",
     profiler: bool = False,
 ) -> Operators:
-    """The operators of one of the library's own variants, by its number: see :func:`number_of_variant`.
+    """Return the operators of a builtin variant by its number, see :func:`number_of_variant`.
 
-    ``kernels``: which of the family's on ``backend``, see kernels.py; by default those that run everywhere.
-    ``profiler``: those that write events.
+    Args:
+        kernels: the family's kernels on ``backend``, see kernels.py. By default the portable ones.
+        profiler: select kernels that write events.
     """
     if backend not in BACKENDS:
         raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
@@ -75,13 +76,13 @@ def builtin_operators(
 
 
 def named(op: str, err: ValueError) -> ValueError:
-    """A caller's mistake that was found where a module is chosen, where no function is known, with that one's name."""
+    """Return an error of the selection of modules with the name of the function that was called."""
     is_named = isinstance(err, FlashInferError) or str(err).startswith(op)
     return err if is_named else ValueError(f"{op}: {err}")
 
 
 def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:
-    """Returns what operators take for ``variant``."""
+    """Return the operators' number of a builtin variant."""
     return _NUMBERS[pos_encoding_mode, use_logits_soft_cap]
 
 
@@ -92,7 +93,7 @@ def mode_of_variant(variant: int) -> tuple[int, bool]:
 
 @cache
 def custom_operators(spec: JitSpec) -> Operators:
-    """The operators of a user's variant."""
+    """Return the operators of a custom variant."""
     return _operators(load_configured(spec), 0, custom=True)
 
 
@@ -102,16 +103,17 @@ def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
     return Operators(run, plan, namespace, variant, custom, namespace.name)
 
 
-_RUN = ("q", "k", "v", "out", "lse", *Setting._fields, *Parameters._fields)  # arguments of the library's own variants
+# Arguments of ``run`` of the builtin variants.
+_RUN = ("q", "k", "v", "out", "lse", *Setting._fields, *Parameters._fields)
 
 
 def _fake_run(*args: Any) -> None:
-    """Write to arguments and return nothing, as torch.compile has to know."""
+    """Return nothing. The operator writes to its arguments."""
     check_one_device("attention", _RUN, args)
 
 
 def _refuse_meta(q: torch.Tensor) -> None:
-    """What is bound lies on a device, and on meta is only what stands for a tensor of one, which is of another class."""
+    """Refuse plain meta tensors in bound calls. Fake tensors, which are a subclass, pass."""
     if type(q) is torch.Tensor:
         raise ValueError(f"{called('attention')}: q: got a tensor on meta, wanted one where the plan's tables are")
 
@@ -144,14 +146,14 @@ _FAKES: dict[str, Callable[..., Any]] = {
 
 
 def call(op: str, run: Callable[..., None], *args: Any) -> None:
-    """Call an operator; a mistake of the caller's becomes a ``ValueError`` or ``TypeError``."""
+    """Call an operator. An error of the caller becomes a ``ValueError`` or ``TypeError``."""
     try:
         run(*args)
     except RuntimeError as err:
         if "is missing value for argument" in str(err) or "argument(s) but received" in str(err):
             text = str(err).split(" Declaration:")[0]
             raise TypeError(f"{op}: the variant's parameters do not fit the arguments given: {text}") from None
-        schema = getattr(run, "_schema", None)  # a plan's operator, of which no graph knows, has none
+        schema = getattr(run, "_schema", None)  # the inner operator of a plan has no schema
         names = [argument.name for argument in schema.arguments] if schema else [""] * len(args)
         raise_from_module(op, names, args, err)
 

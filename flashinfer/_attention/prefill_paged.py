@@ -1,4 +1,4 @@
-"""The wrapper of prefill over a paged cache."""
+"""Wrapper of prefill over a paged cache."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from .tables import Tables
 class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
     """Attention of a batch of requests over a paged cache.
 
-    ``plan()`` once for each set of lengths, then ``run()`` as often as there are layers.
+    Call ``plan()`` once for each set of lengths, then ``run()`` for each layer.
 
     Args:
-        float_workspace_buffer: contiguous, of any dtype, on the device that the wrapper is for: partial results of keys
-            that are split lie there. 128 MiB are plenty; one that is too small is an error of ``plan()``.
-        kv_layout: of caches, ``"NHD"`` or ``"HND"``.
-        use_cuda_graph: ``run()`` will be captured, and ``plan()`` serve its replays: tables then lie in the buffers below,
-            and the number of requests is theirs.
+        float_workspace_buffer: contiguous memory of any dtype for partial states of split keys. Its device is
+            the wrapper's device. 128 MiB suffice; ``plan()`` raises an error if it is too small.
+        kv_layout: layout of caches, ``"NHD"`` or ``"HND"``.
+        use_cuda_graph: copy tables to the buffers below. A captured ``run()`` then serves all plans with
+            their number of requests.
         qo_indptr_buf, paged_kv_indptr_buf: ``[batch_size + 1]`` int32.
-        paged_kv_indices_buf: int32, as long as ``paged_kv_indices`` will ever be.
+        paged_kv_indices_buf: int32, with the largest length of ``paged_kv_indices``.
         paged_kv_last_page_len_buf: ``[batch_size]`` int32.
-        custom_mask_buf: uint8, as long as packed masks will ever be; needed where plans have custom masks.
-        mask_indptr_buf: ``[batch_size + 1]`` int32, with it.
-        backend: as for :func:`flashinfer.single_prefill_with_kv_cache`; chosen by each plan.
-        jit_args: the arguments of :func:`flashinfer.prefill.gen_customize_batch_prefill_module` less ``backend`` and ``device``: a variant of
-            your own, which is built here. ``run()`` then takes its additional tensors and scalars.
+        custom_mask_buf: uint8, with the largest length of packed masks. Required for custom masks.
+        mask_indptr_buf: ``[batch_size + 1]`` int32. Required for custom masks.
+        backend: as for :func:`flashinfer.single_prefill_with_kv_cache`. ``plan()`` resolves ``"auto"``.
+        jit_args: arguments of :func:`flashinfer.prefill.gen_customize_batch_prefill_module` without
+            ``backend`` and ``device``. The constructor builds this custom variant, and ``run()`` takes its
+            tensors and scalars.
 
     Raises:
         ValueError, TypeError: buffers, a layout or a backend that do not fit.
@@ -99,51 +100,58 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         disable_split_kv: bool = False,
         o_data_type: str | torch.dtype | None = None,
     ) -> None:
-        """Balance the work of a batch; to be called whenever lengths change.
+        """Balance the work of a batch. Call it whenever lengths change.
 
         Args:
-            qo_indptr: ``[batch_size + 1]`` integers, where each request's queries begin in ``q``. On the CPU nothing is
-                waited for; tables of a GPU are read back once, all in one copy. The table may be a slice of a longer one:
-                rows before its first offset belong to no request, and ``run()`` does not write them.
-            paged_kv_indptr: ``[batch_size + 1]`` integers, where each request's pages begin in ``paged_kv_indices``. It may
-                be a slice of a longer table, beside the whole ``paged_kv_indices``.
-            paged_kv_indices: ``[paged_kv_indptr[-1]]`` integers or longer, the pages; requests may share some.
-            paged_kv_last_page_len: ``[batch_size]`` integers, entries of each request's last page, 1 to ``page_size``. A request
-                without pages has no keys, and its entry here means nothing.
-            num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo: of what will be run; ``head_dim_vo`` is
-                ``head_dim_qk`` by default.
-            custom_mask: bool, the masks ``[qo_len, kv_len]`` of all requests, flattened, one after the other; or the
-                matrix of one request, or ``[batch_size, qo_len, kv_len]`` of equally long ones.
-            packed_custom_mask: their bits, each request's padded to whole bytes, as :func:`flashinfer.segment_packbits`
-                packs them with ``bitorder="little"``; goes before ``custom_mask``, and both before ``causal``.
-            causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta:
-                as for :func:`flashinfer.single_prefill_with_kv_cache`. With ``jit_args`` the variant's parameters stand for most of
-                them: ``sm_scale`` is not used, a mode or a cap is an error.
-            q_data_type, kv_data_type: of what will be run; ``kv_data_type`` is ``q_data_type`` by default.
-            non_blocking: whether tables in pinned memory are copied without waiting: they must then stay as they are until
-                the copies are done. All others may change once this returns.
-            prefix_len_ptr: ``[batch_size]`` uint32: multi-item scoring: the keys of a request are a prefix of this length and
-                then items, each of which sees the prefix and itself.
-            token_pos_in_items_ptr: ``[batch_size * token_pos_in_items_len]`` uint16: for each key behind the prefix, how far
-                it is from the delimiter before its item, 0 at a delimiter.
-            token_pos_in_items_len: entries of each request there; unused ones are 0, and the last request's may be left out.
+            qo_indptr: ``[batch_size + 1]`` integers, the first query of each request in ``q``. Tables on the
+                CPU need no wait; one copy reads all tables of a GPU back. The table may be a slice of a
+                longer one. Rows before its first offset belong to no request, and ``run()`` does not write
+                them.
+            paged_kv_indptr: ``[batch_size + 1]`` integers, the first page of each request in
+                ``paged_kv_indices``. It may be a slice of a longer table, together with the whole
+                ``paged_kv_indices``.
+            paged_kv_indices: ``[paged_kv_indptr[-1]]`` integers or longer, the pages. Requests may share
+                pages.
+            paged_kv_last_page_len: ``[batch_size]`` integers, tokens of each request's last page, 1 to
+                ``page_size``. A request without pages has no keys, and its entry is ignored.
+            num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo: sizes of the runs.
+                ``head_dim_vo`` is ``head_dim_qk`` by default.
+            custom_mask: bool, the masks ``[qo_len, kv_len]`` of all requests, flattened, one after another.
+                Or the matrix of one request, or ``[batch_size, qo_len, kv_len]`` of equally long requests.
+            packed_custom_mask: the bits of the masks, each request's padded to whole bytes, from
+                :func:`flashinfer.segment_packbits` with ``bitorder="little"``. It has priority over
+                ``custom_mask``, and both have priority over ``causal``.
+            causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap,
+                rope_scale, rope_theta: as for :func:`flashinfer.single_prefill_with_kv_cache`. With
+                    ``jit_args``, the variant's parameters replace
+                most of them: ``sm_scale`` is ignored, and a mode or a cap is an error.
+            q_data_type, kv_data_type: dtypes of the runs. ``kv_data_type`` is ``q_data_type`` by default.
+            non_blocking: copy tables in pinned memory without waiting. They must not change before the copies
+                are done. Every other table may change after this call.
+            prefix_len_ptr: ``[batch_size]`` uint32 for multi-item scoring. A request's keys are a prefix of
+                this length and then items. Each item sees the prefix and itself.
+            token_pos_in_items_ptr: ``[batch_size * token_pos_in_items_len]`` uint16: for each key after the
+                prefix its distance from the delimiter before its item, 0 at a delimiter.
+            token_pos_in_items_len: elements of each request there. Unused ones are 0. The last request may
+                omit them.
             max_item_len_ptr: ``[batch_size]`` uint16, the longest item of each request.
-            block_tables: ``None``: pages are named by ``paged_kv_indices``.
-            seq_lens: ``[batch_size]``, lengths of keys, which the tables say too: not read.
-            fixed_split_size: keys are cut at multiples of so many pages, whatever the batch: a request's result is then the
-                same, bit for bit, alone and in every batch. ``None`` and -1: cut as balances the work. A CUDA graph may have
-                no room for the pieces of longer requests, which is an error of ``plan()``.
-            disable_split_kv: never cut keys; goes before ``fixed_split_size``, with the same effect on results.
-            o_data_type: of the output, ``q_data_type`` by default.
-            max_token_per_sequence, max_sequence_kv: accepted.
+            block_tables: ``None``. ``paged_kv_indices`` names the pages.
+            seq_lens: ``[batch_size]``, lengths of keys. Not read, because the tables give them.
+            fixed_split_size: split keys at multiples of this many pages. A request's result is then bit-equal
+                in every batch. ``None`` and -1: balance the work. A CUDA graph may have too few slots for the
+                splits of longer requests, which is an error of ``plan()``.
+            disable_split_kv: never split keys, with the same effect on results. It has priority over
+                ``fixed_split_size``.
+            o_data_type: dtype of the output, ``q_data_type`` by default.
+            max_token_per_sequence, max_sequence_kv: accepted and ignored.
 
         Raises:
-            ValueError: tables, masks, sizes or modes that do not fit, a buffer that is too small (which, wanted, got), or a
-                plan beyond what a CUDA graph was captured with.
+            ValueError: tables, masks, sizes or modes that do not fit, a buffer that is too small, or a plan
+                that exceeds the sizes of a captured CUDA graph.
             TypeError: dtypes that do not fit.
 
-        Under CUDA graphs the first plan fixes what later ones must fit into. Scales, windows, modes and dtypes are captured
-        as they are; what a replay follows are the tables.
+        Under CUDA graphs the first plan fixes the sizes for later ones. A replay uses the captured scales,
+        windows, modes and dtypes, and the current tables.
         """
         op = f"{self._name}.plan"
         shape = Shape.of(
@@ -194,28 +202,33 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         sinks: torch.Tensor | None = None,
         kv_cache_sf: Any = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch.
+        """Compute attention of the planned batch.
 
         Args:
-            q: ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``; under CUDA graphs it may be longer.
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``, longer with CUDA graphs.
             paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
-                ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)`` pair without the
-                dimension of 2. Strides are free but for the last dimension, which is contiguous; on CUDA rows start at
-                multiples of 16 bytes. What lies in places that no request owns has no influence, whatever it is.
+                ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)``
+                pair without the dimension of 2. The last dimension is contiguous; other strides are free. On
+                CUDA rows start at multiples of 16 bytes. Slots that no request owns have no effect.
             args: with ``jit_args``, the variant's additional tensors, then its scalars.
-            q_scale, k_scale, v_scale: as ``scale_q``, ``scale_k`` and ``scale_v`` of :func:`flashinfer.single_prefill_with_kv_cache`.
-            out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]``, to be written; made by default.
-            lse: ``[qo_indptr[-1], num_qo_heads]`` float32, contiguous, to be written where it is given.
+            q_scale, k_scale, v_scale: as ``scale_q``, ``scale_k`` and ``scale_v`` of
+                :func:`flashinfer.single_prefill_with_kv_cache`.
+            out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]`` to write the output to. Allocated by default.
+            lse: ``[qo_indptr[-1], num_qo_heads]`` float32, contiguous, to write the lse to.
             return_lse: return ``(out, lse)``.
-            enable_pdl: accepted.
-            window_left: ``None``, or what was planned.
-            sinks: ``[num_qo_heads]`` float32, a logit of each query head that joins the softmax of its rows, behind scale and
-                cap, and has no value: weights of keys then add up to less than 1, and the lse has it too.
-            kv_cache_sf: ``None``: there are no caches of 4 bits.
+            enable_pdl: accepted and ignored.
+            window_left: ``None`` or the planned value.
+            sinks: ``[num_qo_heads]`` float32, a logit of each query head after scale and cap. It joins the
+                softmax denominator of the head's rows and has no value. The lse includes it.
+            kv_cache_sf: ``None``. Caches of 4 bits are not supported.
+
+        Returns:
+            ``[qo_indptr[-1], num_qo_heads, head_dim_vo]`` of ``o_data_type``. With ``return_lse`` also
+            ``[qo_indptr[-1], num_qo_heads]`` float32, in base 2.
 
         Raises:
-            ValueError: no plan, or shapes, strides or devices other than those planned for.
-            TypeError: dtypes other than those planned for.
+            ValueError: no plan, or shapes, strides or devices that do not fit it.
+            TypeError: dtypes that do not fit it.
         """
         if not (window_left is None and kv_cache_sf is None):
             check_run(f"{self._name}.run", self._window_left, window_left, kv_cache_sf=kv_cache_sf)
@@ -239,10 +252,10 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan.
+        """Run with options that replace those of :meth:`plan` until the next plan. Deprecated.
 
-        They are arguments of the kernels: layers may alternate, also in a captured graph, and no plan is made for them
-        where the last one holds all keys that they see: plan without a mask and without a window where these differ.
+        Options are arguments of the kernels, so layers may alternate, also in a captured graph. No new plan
+        is made if the last one holds all visible keys. If masks or windows differ, plan without them.
 
         Raises:
             ValueError, TypeError: as :meth:`plan` and :meth:`run`.

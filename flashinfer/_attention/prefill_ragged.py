@@ -1,4 +1,4 @@
-"""The wrapper of prefill over keys and values that lie one request behind the other."""
+"""Wrapper of prefill over ragged keys and values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .tables import Tables
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
-    """Attention of a batch of requests over keys and values that lie one request behind the other.
+    """Attention of a batch of requests over ragged keys and values: packed one request after another.
 
-    ``plan()`` once for each set of lengths, then ``run()`` as often as there are layers.
+    Call ``plan()`` once for each set of lengths, then ``run()`` for each layer.
 
     Args:
-        float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, custom_mask_buf, mask_indptr_buf, backend, jit_args:
-            as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+        float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, custom_mask_buf, mask_indptr_buf,
+            backend, jit_args: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
         kv_indptr_buf: ``[batch_size + 1]`` int32.
 
     Raises:
@@ -79,16 +79,17 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         disable_split_kv: bool = False,
         o_data_type: str | torch.dtype | None = None,
     ) -> None:
-        """Balance the work of a batch; to be called whenever lengths change.
+        """Balance the work of a batch. Call it whenever lengths change.
 
         Args:
-            kv_indptr: ``[batch_size + 1]`` integers, where each request's keys begin in ``k`` and ``v``; it may be a
-                slice of a longer table.
-            fixed_split_size: as there, in keys.
-            qo_indptr, num_qo_heads, ...: all others as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+            kv_indptr: ``[batch_size + 1]`` integers, the first key of each request in ``k`` and ``v``. It may
+                be a slice of a longer table.
+            fixed_split_size: as for the paged wrapper, in keys.
+            qo_indptr, num_qo_heads, ...: every other argument as for
+                :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
 
         Raises:
-            ValueError, TypeError: as there.
+            ValueError, TypeError: as :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
         """
         op = f"{self._name}.plan"
         shape = Shape.of(
@@ -132,19 +133,23 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         return_lse: bool = False,
         enable_pdl: bool | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch.
+        """Compute attention of the planned batch.
 
         Args:
-            q: ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``; under CUDA graphs it may be longer.
-            k, v: ``[kv_indptr[-1], num_kv_heads, head_dim_qk]`` and ``[kv_indptr[-1], num_kv_heads, head_dim_vo]`` (NHD), or
-                with the first two dimensions exchanged (HND); they may be longer. Strides are free; what kernels cannot
-                read in place is copied.
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``, longer with CUDA graphs.
+            k, v: ``[kv_indptr[-1], num_kv_heads, head_dim_qk]`` and ``[kv_indptr[-1], num_kv_heads,
+                head_dim_vo]`` (NHD), or with the first two dimensions exchanged (HND). They may be longer.
+                Strides are free; tensors that kernels cannot read are copied.
             args, q_scale, k_scale, v_scale, out, lse, return_lse, enable_pdl: as for
                 :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
 
+        Returns:
+            As :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`, with gradients for ``q``, ``k`` and
+            ``v``.
+
         Raises:
-            ValueError, TypeError: as there. The result has gradients for ``q``, ``k`` and ``v``.
-            GradientError: a gradient is wanted with scales.
+            ValueError, TypeError: as :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
+            GradientError: a gradient is required with scales.
         """
         return self._run_ragged(q, k, v, args, (q_scale, k_scale, v_scale), out, lse, return_lse)
 
@@ -165,10 +170,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         rope_theta: float | None = None,
         return_lse: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Deprecated: :meth:`run` with options that take the place of those of :meth:`plan`, until the next plan.
+        """Run with options that replace those of :meth:`plan` until the next plan. Deprecated.
 
-        They are arguments of the kernels: layers may alternate, also in a captured graph, and no plan is made for them
-        where the last one holds all keys that they see: plan without a mask and without a window where these differ.
+        Options are arguments of the kernels, so layers may alternate, also in a captured graph. No new plan
+        is made if the last one holds all visible keys. If masks or windows differ, plan without them.
 
         Raises:
             ValueError, TypeError: as :meth:`plan` and :meth:`run`.

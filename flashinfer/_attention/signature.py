@@ -1,7 +1,8 @@
-"""The arguments of attention's operators, by name, in the order of their schemas.
+"""Arguments of attention's operators, by name, in the order of their schemas.
 
-csrc/attention/arguments.h has the same lists, from which a module makes the schemas that it registers. A test compares
-both. A call gives the names that are not the defaults: a new argument is a line here, a line there, and its use.
+csrc/attention/arguments.h has the same lists, and modules register schemas from them. A test compares both. A
+call names only the arguments that differ from their defaults. A new argument is a line here, a line there,
+and its use.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ Tensor = torch.Tensor
 
 
 class Setting(NamedTuple):
-    """What a call is told beside queries, keys, values, results and a variant's parameters.
+    """Arguments of a call besides queries, keys, values, results and a variant's parameters.
 
-    The defaults are those of one request without a plan and without a mask of its own.
+    The defaults are those of one request without a plan and without a custom mask.
     """
 
     kv_indptr: Tensor | None = None
@@ -44,9 +45,10 @@ class Setting(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The parameters of the library's own variants; a user's variant has its own in their place.
+    """Parameters of the builtin variants. A custom variant replaces them.
 
-    ``maybe_numbers``: see :func:`flashinfer._ops.scalars.numbers_of`; ``maybe_head_scales``: see :mod:`.scales`;
+    ``maybe_numbers``: see :func:`flashinfer._ops.scalars.numbers_of`; ``maybe_head_scales``: see
+        :mod:`.scales`;
     ``maybe_sinks``: ``[num_qo_heads]`` float32, see ``sinks`` of the wrappers' ``run()``.
     """
 
@@ -106,7 +108,7 @@ class Problem(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What ``bind`` is told of the calls to come; -1 where anything will do."""
+    """Properties of bound calls, for ``bind``. -1 allows any value."""
 
     handle: int
     q_dims: int

@@ -1,1 +1,1 @@
-"""What the wrappers of multi-head latent attention are made of."""
+"""Parts of the wrappers of multi-head latent attention."""

@@ -1,4 +1,4 @@
-"""The operators of multi-head latent attention, and which kernels compute a call."""
+"""Operators of multi-head latent attention, and the selection of their kernels."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class Problem(NamedTuple):
 
 
 class Operators(NamedTuple):
-    """Plan and run of some kernels; ``run`` takes a buffer at the end where they write events."""
+    """Plan and run of one set of kernels.
+
+    ``run`` takes a buffer as its last argument if they write events.
+    """
 
     plan: Callable[..., None]
     run: Callable[..., None]
@@ -117,12 +120,14 @@ _PORTABLE, _HOPPER = ({profiler: _define(kernels, profiler) for profiler in (Fal
 def operators_for(
     op: str, device: torch.device, backend: str, profiler: bool = False, dtypes: tuple[torch.dtype, ...] = ()
 ) -> Operators:
-    """The operators of the kernels for a device: those for Hopper there, where they can be had or are asked for.
+    """Return the operators of a device's kernels. On Hopper these are its own, if available or required.
 
-    ``profiler``: of kernels that write events; ``dtypes``: of queries and of the cache, where they are known.
+    Args:
+        profiler: select kernels that write events.
+        dtypes: dtypes of queries and of the cache, if they are known.
 
     Raises:
-        ValueError: another backend; ``"fa3"`` elsewhere, or with a cache of eight bits.
+        ValueError: another backend, or ``"fa3"`` on another device or with a cache of 8 bits.
     """
     check_backend(backend, f"{op}: ")
     is_hopper = device.type == "cuda" and capability(device) == (9, 0)
@@ -140,7 +145,7 @@ def operators_for(
 
 
 def check_dtype(op: str, device: torch.device, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:
-    """Queries have a dtype that the device's kernels have, and caches have it too, or eight bits."""
+    """Check the dtypes. Caches have the queries' dtype or 8 bits."""
     known = mla_dtypes("cpu" if device.type == "cpu" else "cuda")
     if str(q_data_type).removeprefix("torch.") not in known:
         raise ValueError(f"{op}: q_data_type: got {q_data_type}, wanted one of {', '.join(known)} on {device.type}")

@@ -1,4 +1,4 @@
-"""The base of the wrappers: a plan of a batch over a cache of latents, and its runs."""
+"""Base of the wrappers of MLA: a plan of a batch over a cache of latents, and its runs."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from .operators import Operators, Problem, check_dtype, operators_for
 
 @dataclass(frozen=True)
 class Plan:
-    """A batch of requests, ready to run."""
+    """Batch of requests, ready to run."""
 
     operators: Operators
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor
     lists: torch.Tensor
-    sizes: torch.Tensor  # on the host: items, merges, slots at most; rows of a tile and of a slot
+    sizes: torch.Tensor  # on the host: the most items, merges and slots, rows of a tile and of a slot
     num_heads: int
     page_size: int
     causal: bool
     sm_scale: float
     dtype: torch.dtype
     kv_dtype: torch.dtype
-    rows: torch.Tensor  # without elements, as long as there are queries: a size that a graph follows
-    pages: int  # that the tables name, where they could be looked at
+    rows: torch.Tensor  # [queries, 0], whose size a graph treats as symbolic
+    pages: int  # number of pages that tables on the host name
 
 
 class MlaWrapper:
-    """A batch of requests with one plan; see the public wrappers."""
+    """Batch of requests with one plan; see the public wrappers."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class MlaWrapper:
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        """Whether the wrapper's tables lie in buffers of the caller's, for CUDA graphs."""
+        """True if tables are copied to the caller's buffers, for CUDA graphs."""
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from now on; plan again before the next run, and capture graphs again.
+        """Replace the workspaces. Plan before the next run, and capture graphs again.
 
         Args:
-            float_workspace_buffer: for partial results, on the wrapper's device.
-            int_workspace_buffer: for plans, on the same device.
+            float_workspace_buffer: memory for partial states, on the wrapper's device.
+            int_workspace_buffer: memory for plans, on the same device.
 
         Raises:
             ValueError: another device, or buffers that are not contiguous.
@@ -113,7 +113,12 @@ class MlaWrapper:
         last_page: bool = False,
         profiler: bool = False,
     ) -> None:
-        """``names``: what the caller calls the four tables; ``last_page``: lengths are those of last pages, queries one each."""
+        """Make the plan.
+
+        Args:
+            names: the caller's names of the four tables.
+            last_page: ``kv_lens`` are the lengths of last pages, and each request has one query.
+        """
         op = f"{self._name}.plan"
         check_head_dims(*head_dims, f"{op}: ", "head_dim_compressed_kv" if last_page else "head_dim_ckv")
         dtype = canonicalize_torch_dtype(q_data_type, f"{op}: q_data_type")
@@ -191,7 +196,7 @@ class MlaWrapper:
         if lse is None and return_lse:
             lse = torch.empty(rows, dtype=torch.float32, device=q_nope.device)
         self._last_run.note(self.device)
-        # A graph of torch.compile takes its partial results from torch: a workspace would be an input that it writes.
+        # A graph of torch.compile allocates its partial states. A workspace would be a mutated input.
         workspace = None if torch.compiler.is_compiling() else self._scheduler.float_workspace
         planned.operators.run(
             q_nope, q_pe, ckv_cache, kpe_cache, out, lse, planned.kv_indptr, planned.kv_indices, planned.lists,
