@@ -28,7 +28,7 @@ SHAPES = [
 
 
 def sigmoid_gate(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """``x * sigmoid(v)`` whose tail for negative ``v`` does not cancel."""
+    """Return ``x * sigmoid(v)`` without cancellation for negative ``v``."""
     return torch.where(v < 0, x * v.clamp(max=0).exp(), x) / (1 + (-v.abs()).exp())
 
 
@@ -70,7 +70,7 @@ def test_act_and_mul(shape, padded, enable_pdl, name, dtype, device):
 
 
 def test_every_argument_keeps_its_digits(name, dtype, device):
-    """All of the range where the result is neither the argument nor zero, the smallest results included."""
+    """Cover the range where the result is neither the argument nor zero, with the smallest results."""
     gate = torch.cat([torch.linspace(-120, 20, 20001), torch.linspace(-16, 6, 20001), torch.randn(1000) * 1e-3])
     x = torch.stack([gate, torch.ones_like(gate)]).t().contiguous().to(dtype)
     got = FUNCTIONS[name](x.to(device))
@@ -79,7 +79,7 @@ def test_every_argument_keeps_its_digits(name, dtype, device):
 
 @pytest.mark.parametrize("factor", [1e5, -3e30, 1e-5])
 def test_factor_reaches_into_the_tail(name, factor, device):
-    """act(gate) alone is below the smallest float32; its product with the factor is not."""
+    """Take act(gate) below the smallest float32 whose product with the factor is not."""
     gate = torch.linspace(-100, 5, 4001)
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.stack([gate, torch.full_like(gate, factor)]).t().contiguous().to(dtype)

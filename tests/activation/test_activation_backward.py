@@ -17,11 +17,11 @@ BACKWARD = {name: getattr(flashinfer, f"{name}_and_mul_backward") for name in FU
 
 
 def slope(name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The derivative in float64, and the sum of the magnitudes of its terms."""
+    """Return the derivative in float64, and the sum of the magnitudes of its terms."""
     if name == "gelu":
         below = torch.special.erfc(-x / math.sqrt(2)) / 2
         rise = x * torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
-        # far below zero the difference is of numbers that are nearly alike: erfc's own error counts
+        # far below zero the difference cancels: erfc's own error counts
         return below + rise, below.abs() + rise.abs()
     scale = 2 * math.sqrt(2 / math.pi)
     v = x if name == "silu" else scale * (x + 0.044715 * x**3)
@@ -89,7 +89,7 @@ def test_second_derivatives_say_that_there_are_none(name, device):
 
 
 def test_gradcheck(name):
-    """Finite differences in float64, of the kernels' own code."""
+    """Compare with finite differences of the kernels in float64."""
     x = (2 * torch.randn(5, 2 * 19, dtype=torch.float64)).requires_grad_()
     torch.testing.assert_close(FUNCTIONS[name](x), act_and_mul_oracle(name, x), rtol=1e-7, atol=1e-7)
     assert torch.autograd.gradcheck(FUNCTIONS[name], (x,))

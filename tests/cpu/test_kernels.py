@@ -1,4 +1,4 @@
-"""CPU kernels without torch, each family by a program of its own against double: by other compilers, for other processors."""
+"""CPU kernels without torch: one program per family, against double, by several compilers and processors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
 LEVEL = native_level()
 X86, AVX2 = LEVEL != "generic", LEVEL.startswith(("x86-64-v3", "x86-64-v4"))
-# On a desk -O1: most of this file's time is compilers', and what is shipped is optimised more and called by all other tests.
+# Outside CI -O1: compilers take most of the time, and all other tests call optimised kernels.
 OPTIMISE = "-O2" if IN_CI else "-O1"
 FLAGS = [OPTIMISE, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-I{ROOT / 'include'}"]
 
-# The compiler, and what runs its programs. What g++ makes of the level of this machine is what the other tests call.
+# Compiler and runner of each tool. The other tests cover g++ at this machine's level.
 TOOLS = {
     "g++": (["g++", *(["-march=x86-64"] if X86 else [])], []),
     "clang++": (["clang++", *(["-march=x86-64-v3"] if AVX2 else [])], []),
     "aarch64": (["aarch64-linux-gnu-g++", "-static"], [shutil.which("qemu-aarch64-static") or "qemu-aarch64"]),
     "native": (["g++", *Target("cpu", (LEVEL,), True).flags()], []),
 }
-# Each driver by each of them in CI; on a desk by one of them, another one in another run.
+# CI runs each driver by each tool; other runs choose one at random.
 COMPILERS = ["g++", "clang++", "aarch64"]
 COLUMNS = [*([[tool] for tool in COMPILERS] if IN_CI else [COMPILERS]), ["native"]]
 CASES = [
@@ -63,7 +63,7 @@ def test_kernels_against_double(driver, tools, tmp_path):
     assert int(summary[1]) > 1000
     if not runner:
         done = subprocess.run([*words, "fault"], capture_output=True, text=True)
-        assert done.returncode == 1 and "wanted" in done.stdout, "a driver that does not see what is false"
+        assert done.returncode == 1 and "wanted" in done.stdout, "a driver that does not detect a fault"
 
 
 def test_every_family_has_a_driver():

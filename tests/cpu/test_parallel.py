@@ -1,4 +1,4 @@
-"""Exceptions of workers of torch's pool arrive as they were thrown."""
+"""Exceptions of workers of torch's pool, which reach the caller unchanged."""
 
 from __future__ import annotations
 

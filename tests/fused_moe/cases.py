@@ -1,4 +1,4 @@
-"""Calls of mixtures of experts for tests of what holds for every family."""
+"""Calls of mixtures of experts."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from .test_fused_moe import ROUNDING, activated
 def layer(
     device: str, dtype: torch.dtype, tokens: int, top_k: int, experts: int, hidden: int, inner: int, gated: bool = True
 ):
-    """Input, experts, weights of experts, and the two matrices of each, of the size that models have."""
+    """Return input, experts, weights, and the two matrices of each expert, at a model's magnitude."""
     x = torch.randn(tokens, hidden, device=device).to(dtype)
     ids = torch.rand(tokens, max(experts, top_k), device=device).argsort(1)[:, :top_k].int() % experts
     scales = torch.rand(tokens, top_k, device=device)
@@ -27,7 +27,7 @@ def layer(
 
 
 def oracle(x, ids, scales, first, second, act=ActivationType.Swiglu, biases=(None, None), numbers=None):
-    """The result, and a size of what it is a sum of: the norm of each expert's terms."""
+    """Return the result and the norm of the experts' terms that it sums."""
     x, first, second = (one.cpu().double() for one in (x, first, second))
     ids, out = ids.cpu(), torch.zeros(x.shape[0], second.shape[1], dtype=torch.float64)
     size = torch.zeros_like(out)
@@ -48,7 +48,7 @@ def oracle(x, ids, scales, first, second, act=ActivationType.Swiglu, biases=(Non
 
 
 def check(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor, dtype: torch.dtype, factor: float = 8.0) -> None:
-    """Each of three roundings is of one of the terms' factors; signs of their errors are random."""
+    """Compare within three roundings, one of each factor of the terms, with errors of random sign."""
     bound = 1.01 * ROUNDING[got.dtype] * want.abs() + factor * (ROUNDING[dtype] + 2**-20) * (size + 1e-3)
     assert ((got.cpu().double() - want).abs() <= bound).all()
 
@@ -90,7 +90,7 @@ def test_integers_are_exact(device, dtype):
 
     x, first, second = integers(40, 24), integers(6, 10, 24), integers(6, 24, 10)
     x[:, 1:-3], second[:, :, 2:] = 0, 0  # products of numbers of 16 bits stay exact
-    ids = torch.randint(-1, 8, (40, 5), device=device, dtype=torch.int32)  # twice the same, and experts elsewhere
+    ids = torch.randint(-1, 8, (40, 5), device=device, dtype=torch.int32)  # repeated experts, and experts elsewhere
     act = ActivationType.Identity
     (got,) = cutlass_fused_moe(x, ids, None, first, second, torch.float32, None, activation_type=act)
     want, _ = oracle(x, ids, None, first, second, act)
@@ -151,7 +151,7 @@ def test_numbers_of_other_gates(name, device, dtype):
 
 
 def test_the_order_and_the_flags_of_today(device):
-    """Biases come before input_sf; flags are served when they are false, and refused by name when they are true."""
+    """Pass biases before input_sf; a flag is accepted if false, and refused by name if true."""
     x, ids, scales, first, second = layer(device, torch.float32, 7, 2, 3, 16, 8)
     biases = torch.randn(3, 16, device=device), torch.randn(3, 16, device=device)
     flags = dict(
@@ -270,11 +270,11 @@ def test_eight_bits_with_a_scale_of_each_expert(device, dtype):
         eight_bits(x, (0, 1)),
         *(eight_bits(w, (1, 2)) for w in (first, second)),
     )
-    by_hidden = torch.tensor(8.0, device=device)  # what is cut off is beyond 56
+    by_hidden = torch.tensor(8.0, device=device)  # values beyond 56 are clipped
     given = [(by_first.flatten() * by_x.flatten()), by_hidden, by_second.flatten() / by_hidden, by_x.flatten()]
     (got,) = cutlass_fused_moe(x8, ids, scales, first8, second8, dtype, given)
     want, _ = oracle(x8.float() * by_x, ids, scales, first8.float() * by_first, second8.float() * by_second)
-    assert got.dtype == dtype and relative(got, want) < 0.06  # what lies between the products has four bits
+    assert got.dtype == dtype and relative(got, want) < 0.06  # the intermediate result has four bits
 
 
 @pytest.mark.parametrize("tokens, top_k, experts, hidden, inner", [(40, 3, 6, 256, 128), (200, 2, 2, 384, 256)])
@@ -293,7 +293,7 @@ def test_eight_bits_with_scales_of_blocks(tokens, top_k, experts, hidden, inner,
         (got,) = cutlass_fused_moe(
             x, ids, scales, first8, second8, torch.bfloat16, [by_first, by_second], **{name: True}
         )  # fmt: skip
-        assert relative(got, want) < 0.09  # input and what lies between the products have four bits
+        assert relative(got, want) < 0.09  # input and intermediate result have four bits
 
 
 def test_one_graph_for_all_routings(device, cold_dynamo):

@@ -25,7 +25,7 @@ def scores_of(logits: torch.Tensor, method: Method) -> torch.Tensor:
 
 
 def check_route(logits, weights, ids, method, bias=None, groups=1, kept=1, factor=1.0) -> None:
-    """Experts are the best but for those that are as good to 1e-6, in order; weights are those of the experts chosen."""
+    """Check that experts are the best in order, up to ties within 1e-6, and that weights are theirs."""
     scores, ids = scores_of(logits, method), ids.cpu().long()
     choice = scores if bias is not None or groups > 1 else logits.cpu().double()
     choice = choice if bias is None else choice + bias.cpu().double()
@@ -181,7 +181,7 @@ def test_rows_of_experts(tokens, top_k, device):
 
 
 def activated(h: torch.Tensor, act: ActivationType, alpha=1.0, beta=0.0, limit=torch.inf) -> torch.Tensor:
-    """Of Situ, ``alpha`` and ``beta`` are the bounds of the gate and of the linear half."""
+    """Return the activation in float64; ``alpha`` and ``beta`` of Situ bound its gate and its linear half."""
     h = h.double()
     if act == ActivationType.SwigluStep:
         up, gate = h.chunk(2, -1)
@@ -218,7 +218,7 @@ def test_activation(act, device, dtype):
         want = activated(h.cpu(), act)
         got, none = operators.activate(h, None, int(act), False, None, None, None, None, None, False)
         assert got.dtype == dtype and none.numel() == 0
-        # What an activation cancels, 1 + erf(x) say, is known to float32's rounding: so is its product with what it gates.
+        # A cancellation such as 1 + erf(x) has float32's rounding, and so has its product with the linear half.
         most = (h.cpu().double().unflatten(-1, (-1, size)).abs()).prod(-2)
         bound = (1.01 * ROUNDING[dtype] + 3e-6) * want.abs() + 2e-5 + 2**-22 * most
         assert ((got.cpu().double() - want).abs() <= bound).all()
@@ -262,7 +262,7 @@ def test_activation_of_experts_and_eight_bits(size, device, dtype):
 
 
 def test_blocks_of_numbers_whose_reciprocals_are_infinite_or_that_have_no_number(device):
-    """Zeros beside what is next to nothing stay zeros; what is not a number is the only one of its block."""
+    """Keep zeros next to tiny numbers, and NaN without its block."""
     h = torch.randn(3, 384, device=device)
     h[0, :128] = 1e-37 * torch.rand(128, device=device)
     h[1, :128] = 3e-39
@@ -284,7 +284,7 @@ def test_the_sum_over_experts(size, device, dtype):
     rows = torch.randperm(36, device=device)
     rows = torch.where(rows < 30, rows, -1).int().view(tokens, top_k)
     weights, bias = torch.rand(tokens, top_k, device=device), torch.randn(3, size, device=device)
-    weights[0] *= 2**-14  # whose results are subnormal in float16
+    weights[0] *= 2**-14  # results are subnormal in float16
     expert = (rows >= 12).long() * 2
     terms = y.nan_to_num().double()[rows.clamp(min=0).long()]
     for out_dtype in (torch.float32, torch.bfloat16, dtype):
@@ -294,7 +294,7 @@ def test_the_sum_over_experts(size, device, dtype):
             one = terms + (bias.double()[expert] if given[1] is not None else 0)
             one = one * (given[0].double()[..., None] if given[0] is not None else 1) * (rows >= 0)[..., None]
             want, most = one.sum(1), one.abs().sum(1)
-            # 2**-20 is sixteen roundings of float32, of which each term has four and each sum three.
+            # 2**-20 is sixteen roundings of float32: each term has four and each sum three.
             assert ((out[1:-1].double() - want).abs() <= rounding(want, out_dtype) + 2**-20 * most).all()
             assert (out[[0, -1]] == 77).all()
 

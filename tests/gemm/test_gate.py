@@ -1,4 +1,4 @@
-"""Products whose matrices are two halves, one of them a gate: silu(gate) * linear leaves them."""
+"""GEMM with a fused gate: matrices have two halves, and the result is silu(gate) * linear."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 def assert_gated(
     got: torch.Tensor, gate: tuple[torch.Tensor, torch.Tensor], linear: tuple[torch.Tensor, torch.Tensor], rounds: bool
 ) -> None:
-    """``got`` is ``silu(gate) * linear`` rounded once, but for errors of both sums and of exp; ``rounds``: both lay in
-    memory. Each of the two has its product, and that of magnitudes. The slope of silu is at most 1.1.
+    """Check that ``got`` is ``silu(gate) * linear`` rounded once, except for errors of both sums and of exp.
+
+    ``rounds``: both were rounded to memory. Each is a pair of its product and that of the magnitudes. The slope of
+    silu is at most 1.1.
     """
     (g, of_gate), (u, of_linear) = gate, linear
     silu = g * g.sigmoid()
@@ -40,7 +42,7 @@ def assert_gated(
 @pytest.mark.parametrize("more", [[], [0] * 100, [2500]])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_size_of_a_tile(dtype, more, gathers, inner, gate, device):
-    """Strips that end inside of a block or of a cluster; halves that are not of whole lines have them in memory."""
+    """Use strips that end inside a CTA or a cluster, and halves without whole lines."""
     sizes = [*SIZES[torch.randint(0, 3, ()) :], *more]
     rows, k = sum(sizes), 208
     indptr = torch.tensor([0, *sizes]).cumsum(0).int().to(device)

@@ -1,4 +1,4 @@
-"""The operator of grouped products against float64: groups, strides, element types, what is left alone."""
+"""The operator of grouped GEMM against float64: groups, strides, element types, untouched memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def indptr_of(sizes: list[int], device: str, dtype: torch.dtype = torch.int32) -
 
 
 def by_groups(a: torch.Tensor, b: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of rows of all groups in float64, and of the magnitudes."""
+    """Return the products of all groups in float64, and those of the magnitudes."""
     parts = [product(rows.double(), b[g].double()) for g, rows in enumerate(a[: sum(sizes)].split(sizes))]
     want, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
     return want, magnitude
@@ -40,7 +40,7 @@ def by_groups(a: torch.Tensor, b: torch.Tensor, sizes: list[int]) -> tuple[torch
     ],
 )
 def test_groups(sizes, n, k, dtype, device):
-    """Depth-major and, but for fp8, row-major matrices; rows behind the last group stay."""
+    """Use matrices contiguous along k and, except for fp8, along n; rows after the last group stay."""
     m = sum(sizes)
     a, b = drawn(m + 3, k, dtype=dtype, device=device), drawn(len(sizes), n, k, dtype=dtype, device=device)
     want, magnitude = by_groups(a, b, sizes)
@@ -69,11 +69,11 @@ def test_integers_are_exact(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_tables(dtype, device):
-    """Counts beside or without begins, matrices and rows by number, factors of rows; numbers out of range."""
+    """Use counts with and without begins, indices of matrices and rows, row factors, and invalid numbers."""
     e, room, n, k = 4, 6, 40, 56
     a = drawn(9, k, dtype=dtype, device=device)
     b = drawn(e + 1, n, k, dtype=dtype, device=device)
-    most = 9 if device == "cuda" else room  # on the CPU more rows than there are is an error
+    most = 9 if device == "cuda" else room  # on the CPU too many rows are an error
     counts, index, rows = [6, 0, most, 2], [4, 0, 1, 2], torch.randint(0, 9, (e * room,))
     factor = torch.rand(e * room)
     out = torch.full((e * room, n), SENTINEL, device=device)
@@ -91,7 +91,7 @@ def test_tables(dtype, device):
     begins = torch.arange(0, e * room + 1, room, device=device)
     grouped_gemm(moved, a, b, None, None, begins, torch.tensor([6, 0, 6, 2], device=device), *tables[1:], 0, 0, 0)
     assert torch.equal(moved, out)
-    # A matrix that there is not leaves its rows alone, and a row that there is not counts as zeros.
+    # An invalid matrix leaves its rows untouched, and an invalid row counts as zeros.
     tables[1][0], tables[1][2], tables[2][19] = -1, e + 1, 100
     other = torch.full_like(out, SENTINEL)
     grouped_gemm(other, a, b, None, None, None, *tables, 0, 0, 0)
@@ -100,7 +100,7 @@ def test_tables(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_strides(dtype, device):
-    """Rows of a projection's columns, a matrix inside of a larger one, results inside of a larger buffer."""
+    """Use columns of a projection, a matrix inside a larger one, and results inside a larger buffer."""
     whole_a, whole_b = drawn(2, 9, 3, 64, dtype=dtype, device=device), drawn(3, 60, 90, dtype=dtype, device=device)
     a, b = whole_a[:, :, 1, 5:53], whole_b[:, 7:57, 11:59]
     buffer = torch.full((2, 9, 70), SENTINEL, dtype=dtype, device=device)
@@ -115,7 +115,7 @@ def test_strides(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_rows_are_their_own(dtype, device):
-    """A row has the same bits beside any others, and what is no number in one group stays there."""
+    """Compare the bits of a row next to any others; NaN in one group stays there."""
     n, k = 200, 700
     a, b = drawn(300, k, dtype=dtype, device=device), drawn(2, n, k, dtype=dtype, device=device)
     out = torch.empty(300, n, device=device)

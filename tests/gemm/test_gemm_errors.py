@@ -1,4 +1,4 @@
-"""What the operator of grouped products refuses, before it writes anything."""
+"""Arguments that the operator of grouped GEMM refuses before it writes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouped products in a CUDA graph whose groups change between replays, on a stream and a device of the caller's."""
+"""Grouped GEMM in a CUDA graph whose groups change between replays, on the caller's stream and device."""
 
 from __future__ import annotations
 

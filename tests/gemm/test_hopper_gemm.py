@@ -1,4 +1,4 @@
-"""Sizes and layouts that meet each part of the kernels for Hopper alone; other devices run theirs."""
+"""Sizes and layouts that reach each part of the Hopper kernels; other devices run theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashinfer.utils import is_sm90a_supported
 
 from .oracle import SENTINEL, assert_product, drawn, product, scaled
 
-# Rows of a group: each number of tokens that a tile is filled up to, and groups of several tiles.
+# Rows of a group: each padded size of a tile, and groups of several tiles.
 SIZES = [1, 16, 0, 17, 32, 33, 64, 90, 128, 130, 160, 161, 200, 224, 230, 256, 257, 330, 513]
 HALVES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
@@ -25,9 +25,9 @@ def on_hopper(device: str) -> bool:
 @pytest.mark.parametrize("by_depth", [True, False])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_size_of_a_tile(dtype, by_depth, n, more, device):
-    """Outputs in whole lines and one by one; strips that end inside of a block or of a cluster.
+    """Store outputs in whole lines and one by one, with strips that end inside a CTA or a cluster.
 
-    The mean of the groups' rows chooses between kernels for many, some and few tokens.
+    The mean of the groups' rows selects the kernel for many, some or few tokens.
     """
     if dtype.itemsize == 1 and not by_depth:
         pytest.skip("fp8 has numbers of the depth beside each other")
@@ -51,7 +51,7 @@ def test_every_size_of_a_tile(dtype, by_depth, n, more, device):
 @pytest.mark.parametrize("more", [[], [0] * 20, [900]])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_gathered_rows(dtype, more, device):
-    """Rows from anywhere, several times and not at all; with scales, those of the rows that are taken."""
+    """Gather rows once, several times and never; scales are gathered with their rows."""
     m, n, k, sizes = 150, 200, 336, [70, 1, 0, 270, 30, *more]
     a, b = drawn(m, k, dtype=dtype, device=device), drawn(len(sizes), n, k, dtype=dtype, device=device)
     rows = torch.randint(0, m, (sum(sizes),), device=device)
@@ -74,9 +74,9 @@ def test_gathered_rows(dtype, more, device):
 @pytest.mark.parametrize("depth", [96, 128 * 3, 128 * 8, 128 * 17 + 32])
 @pytest.mark.parametrize("granularity", [(1, 128, 128), (128, 128, 256), (1, 1, 128)])
 def test_factors_of_many_tokens(granularity, depth, mode, device):
-    """Panels of factors that are full, begun and one alone; tokens and weights that end inside of a tile.
+    """Use full, partial and single panels of factors, with tokens and weights that end inside a tile.
 
-    Weights that have a factor each are served by another kernel than those of which a strip shares one.
+    Weights with a factor each are served by another kernel than strips that share one.
     """
     (gm, gn, gk), dtype = granularity, torch.float8_e4m3fn
     for m, n in ((161, 72), (300, 264)):
@@ -95,7 +95,7 @@ def test_factors_of_many_tokens(granularity, depth, mode, device):
 
 
 def test_more_tiles_than_blocks(device):
-    """Blocks that go on from tile to tile, and strips of many tiles of tokens."""
+    """Run persistent CTAs over many tiles, and strips of many token tiles."""
     m, n, k = (5000, 3200, 72) if device == "cuda" else (700, 300, 72)
     a, b = (drawn(*size, dtype=torch.bfloat16, device=device) for size in ((m, k), (2, n, k)))
     indptr = torch.tensor([0, m - 260, m], device=device)
@@ -108,7 +108,7 @@ def test_more_tiles_than_blocks(device):
 
 @pytest.mark.parametrize("granularity_n", [1, 128])
 def test_factors_of_steps_and_of_two_steps(granularity_n, device):
-    """Of rows and of blocks of weights, for 128 and for 256 numbers of the depth."""
+    """Use factors of rows and of weight blocks, for 128 and for 256 elements of k."""
     m, n, k = 333, 264, 640
     a, b = (drawn(*size, dtype=torch.float8_e4m3fn, device=device) for size in ((m, k), (2, n, k)))
     for depth in (128, 256):

@@ -1,4 +1,4 @@
-"""Segments of rows with matrices of their own, as LoRA's adapters have them."""
+"""Segments of rows with matrices of their own, as in LoRA adapters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_segments(column_major, indexed, dtype, device):
 
 
 def test_low_rank_adapters(device):
-    """Two products, the way down and the way up, with one wrapper: what adapters of a batch add."""
+    """Compute the adapters of a batch, down and up, with one wrapper."""
     lens, rank, hidden = [5, 1, 2], 8, 96
     x = drawn(8, hidden, dtype=torch.float32, device=device)
     down, up = (drawn(*shape, dtype=torch.float32, device=device) for shape in ((4, rank, hidden), (4, hidden, rank)))

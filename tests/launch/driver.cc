@@ -95,7 +95,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsig
   return cudaSuccess;
 }
 
-// How nvcc's host code names its kernels.
+// Registration by which nvcc's host code names its kernels.
 void** __cudaRegisterFatBinary(void*) {
   static void* handle;
   return &handle;

@@ -1,5 +1,4 @@
-// The launcher's rules on devices that the host only pretends to have: shared memory, threads, numbers of devices,
-// grids.
+// Rules of the launcher on simulated devices: shared memory, threads, device numbers, grids.
 #include <flashinfer/common/fused_moe.h>
 #include <flashinfer/cuda/attention/backward/sm90/launch.cuh>
 #include <flashinfer/cuda/gated_norm_backward.cuh>
@@ -25,7 +24,7 @@ __global__ void touch(int* out) {
   *out = own[0];
 }
 
-static bool for_90a = false;  // whether this program was compiled for 9.0a
+static bool for_90a = false;  // true if this program was compiled for 9.0a
 static int failures = 0;
 static void expect(bool holds, const char* what, int64_t a = 0, int64_t b = 0) {
   if (holds) return;
@@ -48,9 +47,9 @@ static Launch on(int device) {
   return {nullptr, device, 0};
 }
 
-static int fresh = 0;  // the next device that has seen no launch
+static int fresh = 0;  // next device without a launch
 
-// Every number of bytes around the limit, first and after more and after fewer bytes.
+// Try every number of bytes around the limit: first, after more bytes, and after fewer.
 template <int kStatic>
 void test_limit() {
   using Touch = Kernel<touch<kStatic>>;
@@ -71,7 +70,7 @@ void test_limit() {
   expect(said.find("got 232448 bytes of dynamic shared memory, wanted at most") != std::string::npos, said.c_str());
 }
 
-// A thread that asks for less, and is slower to set it, takes nothing from one that asked for more.
+// A thread that requests less, and sets it later, must not lower the limit of another thread.
 static void test_threads() {
   static int out;
   for (int round = 0; round < 20; ++round) {
@@ -91,7 +90,7 @@ static void test_threads() {
   }
 }
 
-// Each device is its own, whatever its number.
+// Devices are independent, also with large numbers.
 static void test_devices() {
   static int out;
   for (const int device : {64, 128, 3000, 0, 63, 2936}) {
@@ -100,7 +99,7 @@ static void test_devices() {
   }
   const std::string said = error_of([&] { Kernel<touch<16>>::prepare(-1, 60000); });
   expect(said == "device: got -1, wanted 0 or more", said.c_str());
-  // Another device is current: the attribute goes to the one that was named.
+  // The attribute goes to the named device while another device is current.
   driver::current = 5;
   Kernel<touch<24>>::prepare(7, 60000);
   expect(driver::current == 5, "the current device changed", driver::current);
@@ -117,7 +116,7 @@ static void test_grids() {
   const std::string said = error_of([&] { Kernel<touch<0>>::launch(dim3(1, 65536), 32, 0, where, &out); });
   expect(said.find("got a grid of 1 x 65536 x 1, wanted at most") != std::string::npos, said.c_str());
 
-  // More groups than a grid is high: every group in one launch.
+  // More groups than a grid is high: one launch covers all.
   for (const int64_t groups : {1, 65535, 65536, 200000}) {
     GatedRmsNormBackwardParams p{};
     p.num_rows = 1, p.num_parts = 1, p.num_groups = groups, p.group_size = 8;
@@ -129,7 +128,7 @@ static void test_grids() {
     driver::on_launch = nullptr;
     expect(error.empty() && launched == groups, error.c_str(), groups, launched);
   }
-  // Rows that are longer than a grid is high.
+  // Rows longer than a grid is high.
   for (const int64_t size : {int64_t{128}, int64_t{1} << 26, int64_t{1} << 28}) {
     ActivateParams p{};
     static float scales[1];
@@ -139,7 +138,7 @@ static void test_grids() {
   }
 }
 
-// Code of 9.0a serves devices of compute capability 9.0 and no other.
+// Code of 9.0a serves compute capability 9.0 only.
 static void test_serves() {
   for (const int minor : {0, 1}) {
     for (const int major : {8, 9, 10, 12}) {
@@ -152,7 +151,7 @@ static void test_serves() {
   driver::model.major = 9, driver::model.minor = 0;
 }
 
-// Gradients of expanded keys and values, whose strides are 0, take the Hopper kernel.
+// Gradients of expanded keys and values, with strides of 0, use the Hopper kernel.
 static void test_expanded_gradients() {
   using S = cuda::sm90::BackwardShape<half_t, 64>;
   const int device = fresh++;

@@ -1,5 +1,5 @@
-// Launches kernels with the shapes of the sampling family for rows of every length, each where no other launch has
-// asked for shared memory before.
+// Launch kernels with the shapes of the sampling family for rows of every length, each without an earlier
+// request for shared memory.
 //
 // argv: compute capability, SMs and bytes of shared memory of the devices.
 #include <flashinfer/cuda/sampling/launch.cuh>
@@ -15,7 +15,7 @@
 using namespace flashinfer;
 using cuda::Shape;
 
-// As much static shared memory as the family's kernels: what all share, and the sums of a held row's warps.
+// Static shared memory equals that of the family's kernels: Scratch, and the sums of a held row's warps.
 __global__ void search(int* out) {
   cuda::set_scratch([&](cuda::Scratch& s) { s.counter = 1; });
   *out = static_cast<int>(cuda::scratch().counter);
@@ -31,7 +31,7 @@ int main(int count, char** words) {
   if (count != 5) return 2;
   driver::model = {std::atoi(words[1]), std::atoi(words[2]), std::atoi(words[3]), std::atoi(words[4])};
   driver::read_statics();
-  std::vector<int64_t> lengths;  // the last of each number of chunks, and the first
+  std::vector<int64_t> lengths;  // first and last length of each number of chunks
   for (int64_t chunks = 1; chunks <= 32768; chunks += chunks < 1400 ? 1 : 61)
     lengths.push_back(chunks * kSumChunk), lengths.push_back(chunks * kSumChunk - kSumChunk + 1);
   lengths.push_back(int64_t{1} << 24);
@@ -45,7 +45,7 @@ int main(int count, char** words) {
       const auto run = [&](const Shape& shape, auto launch, int64_t* served) {
         if (shape.bytes == 0) return;
         for (const bool alone : {false, true}) {
-          // Launches on device 0 may have asked for more before; one near the limit gets a device of its own, too.
+          // Earlier launches on device 0 may have raised the limit; launches near it use a fresh device too.
           const int64_t all = driver::last.dynamic_bytes + driver::last.static_bytes;
           if (alone && (all < 46 * 1024 || all > 50 * 1024)) return;
           near += alone;

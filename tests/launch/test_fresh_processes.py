@@ -1,4 +1,4 @@
-"""Each operator called once in a process that has launched nothing: no earlier call may have asked for its memory."""
+"""Calls of each operator in a fresh process, where no earlier call has raised a shared memory limit."""
 
 from __future__ import annotations
 

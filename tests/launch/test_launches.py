@@ -1,4 +1,4 @@
-"""Launches on GPUs that a program only pretends to have: shared memory is asked for wherever the driver wants it."""
+"""Launches on simulated GPUs: shared memory is requested whenever the driver requires it."""
 
 from __future__ import annotations
 

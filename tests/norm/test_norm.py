@@ -26,7 +26,7 @@ SHAPES = [
 
 
 def limit_of(dtype: torch.dtype, sums: int) -> float:
-    """In float32 each sum before, of x and residual or of weight and 1, is rounded too: to a unit, of terms that differ."""
+    """Return the error bound. In float32 the sums x + residual and weight + 1 are rounded too."""
     return max_ulps(dtype) + (2 * sums if dtype == torch.float32 else 0)
 
 
@@ -101,7 +101,7 @@ def test_layernorm(shape, padded, affine_float32, mean, dtype, device):
 
 
 def test_rows_of_a_fused_projection(dtype, device):
-    """q and k of one [tokens, heads, dim] projection, normalised in place, head by head."""
+    """Normalise q and k of one [tokens, heads, dim] projection in place, head by head."""
     qkv = filled((11, 6, 128), dtype, device, True)
     weight = filled((128,), dtype, device, False)
     q, k = qkv[:, :4], qkv[:, 4:]
@@ -114,7 +114,7 @@ def test_rows_of_a_fused_projection(dtype, device):
 
 @pytest.mark.parametrize("function", [flashinfer.rmsnorm, flashinfer.gemma_rmsnorm, flashinfer.layernorm])
 def test_permuted_dimensions(function, dtype, device):
-    """[batch, tokens, heads, dim] seen as [batch, heads, tokens, dim]: no two leading dimensions express it."""
+    """Permute to [batch, heads, tokens, dim], a view that needs three leading dimensions."""
     x = filled((3, 5, 4, 128), dtype, device, True).transpose(1, 2)
     weight, bias = filled((128,), dtype, device, False), torch.zeros(128, dtype=dtype, device=device)
     given = (weight, bias) if function is flashinfer.layernorm else (weight,)
@@ -183,7 +183,7 @@ def test_overlapping_output(device):
 
 
 def test_memory_that_is_not_aligned():
-    """On CUDA it would be a fault that ends the context."""
+    """Use unaligned memory, where a vector access would be a CUDA fault."""
     odd = torch.frombuffer(bytearray(4 * 8 + 1), dtype=torch.float32, offset=1)
     x, weight = torch.ones(2, 8), torch.ones(8)
     for call, argument in [

@@ -25,7 +25,7 @@ def layer_norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, eps: fl
 
 
 def gradients(function, grads, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Of ``function`` with respect to ``tensors``, in their dtypes."""
+    """Return the gradients of ``function`` with respect to ``tensors``, in their dtypes."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     return list(torch.autograd.grad(function(*leaves), leaves, grads))
 
@@ -35,7 +35,7 @@ def wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def rms_norm_terms(grad, x, weight, eps, offset) -> list[torch.Tensor]:
-    """Magnitudes of what the gradients of x and weight are sums of."""
+    """Return the magnitudes of the terms in the gradients of x and weight."""
     grad, x, weight = (tensor.abs() for tensor in wide(grad, x, weight))
     root = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     weighted = grad * (weight + offset)
@@ -93,7 +93,7 @@ def test_layernorm(shape, padded, affine_float32, mean, dtype, device):
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3, 64), (5, 1000), (65, 8), (0, 64)], ids=str)
 @pytest.mark.parametrize("gemma", [False, True], ids=["plain", "gemma"])
 def test_fused_add_rmsnorm(shape, gemma, dtype, device):
-    """In place on tensors that are no leaves; both results are used."""
+    """Run in place on tensors that are not leaves, and use both results."""
     function = flashinfer.gemma_fused_add_rmsnorm if gemma else flashinfer.fused_add_rmsnorm
 
     def in_place(x, residual, weight):
@@ -102,7 +102,7 @@ def test_fused_add_rmsnorm(shape, gemma, dtype, device):
         return x, residual
 
     def oracle(x, residual, weight):
-        # The sum is normalised before it is rounded; its gradient is taken from what was rounded.
+        # The sum is normalised before it is rounded. Its gradient comes from the rounded sum.
         total = x + residual
         rounded = total + (total.detach().to(dtype).double() - total.detach())
         return rms_norm(rounded, weight, 1e-5, float(gemma)), total
@@ -170,7 +170,7 @@ def test_float64_on_the_cpu(affine):
 
 
 def test_gradcheck():
-    """Finite differences in float64, of the kernels' own code."""
+    """Compare with finite differences of the kernels in float64."""
 
     def fused(function):
         def in_place(x, residual, weight):

@@ -1,4 +1,4 @@
-"""RMSNorm with results of eight bits, against float64."""
+"""RMSNorm with 8-bit results, against float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tens
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, scale: float) -> torch.Tensor:
-    """What is to be rounded, in float64."""
+    """Return the unrounded result in float64."""
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + EPS) * weight.double() / scale
 
 
@@ -27,7 +27,7 @@ def information(dtype: torch.dtype) -> torch.finfo | torch.iinfo:
 
 
 def assert_rounded(got: torch.Tensor, want: torch.Tensor) -> None:
-    """To nearest: no farther than half a step of the format, which is at least that of its subnormal numbers."""
+    """Check rounding to nearest: within half a step of the format, at least that of its subnormal numbers."""
     info = information(got.dtype)
     want = want.clamp(info.min, info.max)
     if got.dtype == torch.int8:

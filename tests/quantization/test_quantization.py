@@ -25,7 +25,7 @@ def kind(request) -> torch.dtype:
 
 
 def booleans(n: int, kind: torch.dtype, device: str, offset: int = 0) -> torch.Tensor:
-    """n values of which about half count as 1, inside a buffer of ones; of uint8 every value occurs."""
+    """Return n values, about half true, inside a buffer of ones; with uint8 every value occurs."""
     x = torch.randint(0, 256, (n,), dtype=torch.uint8) * torch.randint(0, 2, (n,), dtype=torch.uint8)
     buffer = torch.ones(n + 64, dtype=kind, device=device)
     buffer[offset : offset + n] = x.to(kind).to(device)
@@ -92,7 +92,7 @@ def test_segment_packbits(lengths, indptr_on, first, kind, bitorder, device):
     ],
 )
 def test_segments_outside(indptr, message, device):
-    """An error on the CPU; on CUDA nothing outside is read as other than 0, and nothing outside is written."""
+    """Pass segments outside x: an error on the CPU. On CUDA they read as 0, and nothing outside changes."""
     x = torch.ones(20, dtype=torch.bool, device=device)
     indptr = torch.tensor(indptr, dtype=torch.int32, device=device)
     if device == "cpu":

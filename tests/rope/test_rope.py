@@ -47,7 +47,7 @@ def quarter_frequencies(
 def rotate_oracle(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleave: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x`` rotated, and the sums of the magnitudes of the terms."""
+    """Return ``x`` rotated, and the sums of the magnitudes of the terms."""
     x = x.cpu().double()
     half = cos.shape[-1]
     cos, sin = cos.cpu().double()[:, None], sin.cpu().double()[:, None]
@@ -72,7 +72,7 @@ def guarded(source: torch.Tensor, device: str, padded: bool) -> Guarded:
 
 
 def check_both(function, in_place, q, k, want, device, padded, *arguments, **options):
-    """A function and its form in place give the same, leave their inputs or margins alone, and match the oracle."""
+    """Compare a function and its form in place with the oracle; inputs and margins stay."""
     before = q.clone(), k.clone()
     results = function(q, k, *arguments, **options)
     for got, source, (value, terms) in zip(results, before, want, strict=True):
@@ -184,13 +184,13 @@ def test_cos_sin_cache(shape, padded, is_neox, dtype, device):
 
 
 def test_positions_up_to_a_million(dtype, device):
-    """Angles of 1e6 radians: float32 products would be wrong in the second digit."""
+    """Use angles of 1e6 radians: float32 products would be wrong in the second digit."""
     q, k = filled((2000, 1, 128), dtype, device, False), filled((2000, 1, 128), dtype, device, False)
     pos_ids = torch.cat(
         [torch.randint(900_000, 1_000_001, (1999,), dtype=torch.int32), torch.tensor([2**24 + 1], dtype=torch.int32)]
     )
     want = [rope_oracle(x, pos_ids, quarter_frequencies(128, 1.0, 1e4), False) for x in (q, k)]
-    # The angle's own rounding in float64, 1e-9, is seen where all terms are near zero.
+    # The rounding of the angle in float64, 1e-9, shows if all terms are near zero.
     terms = [
         (value, terms + x.cpu().double().norm(dim=-1, keepdim=True) * 0.01)
         for (value, terms), x in zip(want, (q, k), strict=True)
@@ -208,7 +208,7 @@ def test_positions_up_to_a_million(dtype, device):
 
 
 def test_every_quarter_of_a_turn(device):
-    """Cosines and sines themselves, on both sides of every multiple of an eighth turn."""
+    """Check cosines and sines on both sides of every multiple of an eighth turn."""
     eighths = torch.arange(-40, 41, dtype=torch.float64)
     q = torch.zeros(len(eighths) * 3, 1, 2, device=device)
     q[..., 0] = 1

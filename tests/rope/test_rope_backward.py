@@ -1,4 +1,4 @@
-"""Gradients of the rope family: the rotation back."""
+"""Gradients of the rope family: the inverse rotation."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_requests_and_llama31(interleave, dtype, device):
 
 @INTERLEAVE
 def test_gradcheck(interleave):
-    """Finite differences in float64, of the kernel's own code; and of the gradient's gradient."""
+    """Compare with finite differences in float64, also for the second derivative."""
     q, k = (torch.randn(4, heads, 10, dtype=torch.float64, requires_grad=True) for heads in (2, 1))
     pos_ids, indptr = torch.randint(0, 50, (4,)), torch.tensor([0, 3, 4])
     cache = torch.randn(50, random.choice([2, 6, 10]))

@@ -1,4 +1,4 @@
-"""Rotary embedding of what it cannot be of: positions, shapes, dtypes, strides, memory that overlaps."""
+"""Rotary embedding of invalid positions, shapes, dtypes, strides and overlapping memory."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_softmax_of_rows_without_a_result(device):
 
 
 def check_renormalised(out: torch.Tensor, x: torch.Tensor, cuts: list[float]) -> None:
-    """``out`` is x over the sum of what one of the thresholds keeps."""
+    """Check that ``out`` is x over the sum of the elements that one of the thresholds keeps."""
     wide = torch.where(x > 0, x, 0.0).double()
     eps = torch.finfo(out.dtype).eps
     for cut in cuts:

@@ -24,7 +24,7 @@ def test_philox_gives_the_known_answers():
 
 
 def filters_of(vocab_size: int) -> list[tuple[str, dict[str, Any], Filters]]:
-    """Name of a function, its parameters, and what they mean."""
+    """Return the name of a function, its arguments, and their meaning as filters."""
     k = max(1, vocab_size // 10)
     both = "top_k_top_p_sampling_from_probs"
     return [
@@ -67,7 +67,7 @@ def test_samples_of_half_types(vocab_size, dtype, device):
     x = rows_of("normal", 3, vocab_size).to(dtype)
     for name, numbers, filters in filters_of(vocab_size):
         if filters.top_k_first and dtype != torch.float32:
-            continue  # what the first filter keeps is rounded before the second: composed in test_sampling_bits
+            continue  # kept elements are rounded before the second filter: see test_sampling_bits
         check(name, x.to(device), x.float(), numbers, filters, 1e-6)
 
 
@@ -131,7 +131,7 @@ def test_rows_that_cannot_be_drawn_from_leave_others_alone(device):
     good = rows_of("normal", 8, 700)
     x = good.clone()
     x[1, 333], x[2], x[3, 5], x[4], x[5] = float("nan"), 0.0, float("inf"), -1.0, -good[5]
-    x[6, :699] = -1.0  # what is left is the last token
+    x[6, :699] = -1.0  # only the last token remains
     for name, numbers, _ in filters_of(700):
         samples, valid = getattr(sampling, name)(x.to(device), **numbers, seed=3, offset=4, return_valid=True)
         want = getattr(sampling, name)(good.to(device), **numbers, seed=3, offset=4)

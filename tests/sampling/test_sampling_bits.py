@@ -1,4 +1,4 @@
-"""Fused equals composed, alone equals in a batch, once equals again, and the CPU equals CUDA: bit for bit."""
+"""Equal bits of fused and composed calls, single rows and batches, repeated calls, CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOCABS = [111, 513, 5000, 32000]
 
 
 def draws(vocab_size: int, rows: int, **seeds):
-    """Name of a way to draw -> what it gives for rows."""
+    """Return the draws of each sampling function, by its name."""
     k = max(1, vocab_size // 9)
     given = seeds or RANDOM
     return {
@@ -36,7 +36,7 @@ def test_fused_equals_composed(vocab_size, dtype, device):
         joint = dict(top_k=k, top_p=0.6, filter_apply_order="joint", **RANDOM)
         fused = sampling.top_k_top_p_sampling_from_logits(logits, **joint)
         assert fused.equal(sampling.top_k_top_p_sampling_from_probs(probs, **joint))
-        # What is drawn from logits is masked before the softmax: renormalised afterwards it is rounded twice.
+        # Logits are masked before the softmax. Renormalising afterwards would round twice.
         masked = sampling.softmax(sampling.top_k_mask_logits(logits, k))
         for top_p in (0.6, 1.0):
             fused = sampling.top_k_top_p_sampling_from_logits(logits, k, top_p, **RANDOM)
@@ -61,7 +61,7 @@ def test_a_request_draws_the_same_in_any_batch(vocab_size, device):
 
 
 def test_many_rows_draw_what_each_draws_alone(device):
-    """More rows than SMs: what filters may keep is collected while a row is read, if it is not too much."""
+    """Take more rows than SMs: kernels collect candidates while they read a row, if they fit."""
     rows, vocab_size = 144, 17000
     x = torch.cat([rows_of(kind, rows // len(KINDS) + 1, vocab_size) for kind in KINDS])[:rows].to(device)
     ways = {

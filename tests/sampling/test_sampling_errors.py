@@ -1,4 +1,4 @@
-"""Mistakes of callers: which exception, and what it says."""
+"""Exceptions and their texts for mistakes of callers."""
 
 from __future__ import annotations
 

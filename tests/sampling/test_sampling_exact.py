@@ -1,4 +1,4 @@
-"""Thresholds of top-p against the sums that define them, with the rounding that those have."""
+"""Thresholds of top-p against the rounded sums that define them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flashinfer import sampling
 
 
 def chunk_sums(x: torch.Tensor) -> torch.Tensor:
-    """Sums of 512 elements in the order that common/fixed_sum.h has them in."""
+    """Return the sums of 512 elements in the order of common/fixed_sum.h."""
     chunks = -(-x.shape[1] // 512)
     v = torch.nn.functional.pad(x, (0, chunks * 512 - x.shape[1])).view(len(x), chunks, 512)
     while v.shape[-1] > 1:
@@ -24,7 +24,7 @@ def rows_of(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
     if kind == "one and dust":
         dust = torch.rand(rows, vocab_size) * 1e-7
         return dust.scatter(1, torch.randint(vocab_size, (rows, 1)), 1.0)
-    if kind == "blocks":  # as large as all else, or as small, 1024 elements at a time
+    if kind == "blocks":  # 1024 equal elements at a time: large or small
         scales = 3 * torch.randn(rows, vocab_size // 1024 + 1)
         noise += scales.repeat_interleave(1024, -1)[:, :vocab_size]
     x = torch.softmax(noise * 5 if kind == "peaked" else noise, -1)
@@ -34,11 +34,11 @@ def rows_of(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [148, 16])
 @pytest.mark.parametrize("kind", ["normal", "peaked", "blocks", "levels", "sorted", "one and dust"])
 def test_thresholds_are_exact(kind, rows, dtype, device):
-    """The largest from which on there is enough."""
+    """Compare with the largest element whose sum with all larger ones suffices."""
     given = rows_of(kind, rows, 33000).to(dtype)
     x, p = given.float().to(device), torch.rand(rows)
     p[::2] = 1 - p[::2] * 10.0 ** -torch.randint(1, 6, (len(p[::2]),))
-    if kind == "levels":  # what the larger ones have, nearly
+    if kind == "levels":  # nearly the sum of the larger ones
         large = given.double() * (given == given.amax(1, keepdim=True))
         p[1::4] = (large.sum(1) / given.double().sum(1)).float()[1::4] * (1 + 2e-7 * torch.randn(len(p[1::4])))
     p = p.clamp(max=1 - 2**-24).to(device)

@@ -1,4 +1,4 @@
-"""Captured draws: anew in each replay, and again from the seed."""
+"""Captured draws: each replay draws anew, and a seed repeats them."""
 
 from __future__ import annotations
 

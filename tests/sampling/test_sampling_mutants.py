@@ -1,4 +1,4 @@
-"""Draws whose every bit is known: what a wrong uniform, offset or comparison would give is seen to be something else."""
+"""Draws with known bits: a wrong uniform number, offset or comparison changes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def words_of(offset: int, row: int) -> tuple[int, ...]:
 
 
 def token(offset: int, row: int, bits: int = 53) -> int:
-    """floor(u * VOCAB), in integers: sums of ones are exact."""
+    """Return floor(u * VOCAB) in integers: sums of ones are exact."""
     words = words_of(offset, row)
     uniform = (words[1] << 32 | words[0]) >> 11
     return ((uniform >> (53 - bits) << (53 - bits)) * VOCAB) >> 53
@@ -30,7 +30,7 @@ def test_each_sample_is_the_one_that_53_bits_name(device):
     samples = sampling.sampling_from_probs(ones, torch.zeros(MANY, dtype=torch.int32, device=device), **draws, slot=7)
     want = [token(offset, 7) for offset in offsets.tolist()]
     assert samples.tolist() == want
-    # The same check sees that 24 bits, quarters of offsets and another counter are wrong.
+    # The check detects 24 bits, quarters of offsets and another counter.
     some = offsets[:2000].tolist()
     assert sum(token(offset, 7, 24) != good for offset, good in zip(some, want, strict=False)) > 2
     assert sum(token(offset // 4, 7) != good for offset, good in zip(some, want, strict=False)) > 1900
@@ -38,7 +38,7 @@ def test_each_sample_is_the_one_that_53_bits_name(device):
 
 
 def test_nothing_is_accepted_or_drawn_without_mass(device):
-    """``<=`` in the place of ``<`` would accept 0 <= 0, and draw a token of no mass where a share falls on an edge."""
+    """Detect ``<=`` instead of ``<``: it accepts 0 <= 0, and draws a token without mass at an edge."""
     draft, target = torch.zeros(64, 1, 9, device=device), torch.zeros(64, 2, 9, device=device)
     draft[:, :, 1], target[:, :, 2] = 1.0, 1.0
     ids = torch.full((64, 1), 5, dtype=torch.int32, device=device)

@@ -1,6 +1,6 @@
-"""Top-p of more rows than a GPU has multiprocessors: a sample of each row says where its threshold may be.
+"""Top-p of more rows than SMs: a sample of each row gives an interval for its threshold.
 
-Rows that the sample misleads, or that are alike in more elements than a block keeps aside, are read again.
+Rows with a misleading sample, or with more equal elements than a CTA collects, are reread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ..support.sampling_oracle import KINDS, Filters, is_sample, rows_of, top_p_
 from .test_filters import check_renormalised
 
 RANDOM = dict(seed=21, offset=22)
-ROWS = 148  # as many as the largest GPUs have multiprocessors
+ROWS = 148  # SMs of the largest GPUs
 MISLEADING = ("blocks", "ascending", "alike", "levels", "late")
 
 
 def many_rows(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
     noise = torch.randn(rows, vocab_size)
-    if kind == "blocks":  # as large as all else, or as small, 1024 elements at a time
+    if kind == "blocks":  # 1024 equal elements at a time: large or small
         scales = 3 * torch.randn(rows, vocab_size // 1024 + 1)
         return torch.softmax(noise + scales.repeat_interleave(1024, -1)[:, :vocab_size], -1)
     if kind == "ascending":
@@ -29,7 +29,7 @@ def many_rows(kind: str, rows: int, vocab_size: int) -> torch.Tensor:
         return torch.softmax(0.002 * noise, -1)
     if kind == "levels":
         return torch.where(noise > 0, 0.3, 0.11) * 1e-3
-    if kind == "late":  # nothing in the first half
+    if kind == "late":  # zeros in the first half
         noise[:, : vocab_size // 2] -= 40
         return torch.softmax(noise, -1)
     return rows_of(kind, rows, vocab_size)
@@ -93,7 +93,7 @@ def test_rows_without_a_result_leave_others_alone(device):
 
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_a_share_whose_part_of_a_row_is_nothing_keeps_the_largest(rows, device):
-    """1e-300 of a row that sums up to 1e-30 is below every double."""
+    """Take 1e-300 of a row with the sum 1e-30: the product is below every double."""
     x = torch.rand(rows, 17000) * 1e-34
     largest = x.argmax(-1)
     x[torch.arange(rows), largest] *= 1.5

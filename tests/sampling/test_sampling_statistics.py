@@ -1,4 +1,4 @@
-"""Draws as a whole, with fixed seeds: no failure by chance, and mutants of the generator's use are seen."""
+"""Statistics of draws with fixed seeds: no failure by chance, and misuse of the generator shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..support.sampling_oracle import rows_of
 
 
 def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> tuple[float, float]:
-    """Over cells of at least 25 expected draws, and its bound at p = 1e-6 (Wilson and Hilferty)."""
+    """Return chi-square over cells of 25 or more expected draws, and its bound at p = 1e-6 (Wilson-Hilferty)."""
     draws = counts.sum()
     order = probs.argsort()
     ends = (probs[order].cumsum(0) * draws / 25).long().clamp(max=int(draws) // 25 - 1)
@@ -43,7 +43,7 @@ def test_frequencies(device):
 
 
 def test_offsets_and_rows_are_independent(device):
-    """Neighbours in either direction, and all bits of a draw: tokens of 2^17 tell u with its first 17 bits."""
+    """Correlate adjacent draws in both directions: 2^17 tokens reveal the first 17 bits of u."""
     flat = torch.ones(1, 2**17, device=device)
     many = 100_000
     words = torch.arange(many, device=device)
@@ -61,10 +61,10 @@ def test_offsets_and_rows_are_independent(device):
 
 
 def test_all_53_bits_are_used(device):
-    """A tail of 2^-30 of the mass is cut in 256: 24 bits could never tell its tokens apart."""
+    """Split a tail of 2^-30 of the mass into 256 tokens: 24 bits could not tell them apart."""
     row = rows_of("equal", 1, 257)
     row[0, 0], row[0, 1:] = 1.0, 2.0**-38
-    # Draws that fall into the tail are rare: a u close to 1 is looked for among offsets, by the oracle.
+    # Draws from the tail are rare: the oracle searches the offsets for a u close to 1.
     from ..support.sampling_oracle import Filters, is_sample, uniform
 
     offsets = torch.arange(4000)

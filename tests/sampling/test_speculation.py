@@ -1,4 +1,4 @@
-"""chain_speculative_sampling: what it accepts, what it draws, and that tokens come out as the target has them."""
+"""chain_speculative_sampling: accepted tokens, drawn tokens, and their distribution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inputs(batch_size: int, num_draft: int, vocab_size: int, device: str):
 @pytest.mark.parametrize("wide", [torch.int32, torch.int64])
 def test_against_the_definition(vocab_size, num_draft, wide, device):
     draft, ids, target = inputs(7, num_draft, vocab_size, device)
-    ids[3, 0], ids[4, -1] = vocab_size, -1  # what is no token is not accepted
+    ids[3, 0], ids[4, -1] = vocab_size, -1  # invalid tokens are not accepted
     accepted, emitted = (torch.full((7,), 10, dtype=wide, device=device) for _ in range(2))
     tokens, a, e = sampling.chain_speculative_sampling(
         draft, ids.to(wide), target, accepted, emitted, seed=SEED, offset=OFFSET
@@ -71,7 +71,7 @@ def test_strided_half_types(dtype, device):
 
 
 def test_tokens_are_distributed_as_the_target(device):
-    """With fixed seeds, so that it cannot fail by chance: chi-square over the tokens of each position."""
+    """Compute chi-square over the tokens of each position; fixed seeds exclude failures by chance."""
     n, chains, vocab_size = 2, 200_000, 7
     generator = torch.Generator().manual_seed(0)
     draft = torch.rand(n, vocab_size, generator=generator).softmax(-1)

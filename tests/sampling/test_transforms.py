@@ -11,7 +11,7 @@ import flashinfer
 
 
 def places_of(scores: torch.Tensor, length: int, k: int, last: bool = False) -> list[int]:
-    """Return the places of the k largest of the first scores. Ties go to the smallest places, or to the largest."""
+    """Return the indices of the k largest scores. Ties go to the smallest indices, or to the largest."""
     numbers = [-float("inf") if score != score else score for score in scores[:length].tolist()]
     return sorted(sorted(range(length), key=lambda i: (-numbers[i], -i if last else i))[:k])
 
@@ -56,7 +56,7 @@ def test_the_tables_rows_are_the_scores_rows(device):
 @pytest.mark.parametrize("page_size", [1, 4, 64])
 @pytest.mark.parametrize("given", ["nothing", "starts", "both starts"])
 def test_slots_of_pages(page_size, given, device):
-    """A page table has an entry for each page, and the tables of rows may begin elsewhere than their scores."""
+    """Use an entry for each page, and tables that begin elsewhere than the scores."""
     rows, width, k = 5, 300, 70
     scores = torch.randn(rows, width + 3)[:, :width]  # padded rows
     first = torch.randint(width // 2, (rows,), dtype=torch.int32) if given != "nothing" else None

@@ -103,7 +103,7 @@ class Case {
     return mask_[mask_indptr_[b] + bit / 8] >> bit % 8 & 1;
   }
 
-  // A row of dim numbers, rotated by a position where the case rotates.
+  // Return a row of dim numbers, rotated by a position if the case rotates.
   template <typename T>
   std::vector<double> row(const T* from, int dim, int32_t position) const {
     std::vector<double> x(dim);

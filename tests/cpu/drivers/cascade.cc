@@ -1,4 +1,4 @@
-// Merging two attention states, and any number of them.
+// Merges of two attention states, and of any number.
 #include <flashinfer/cpu/cascade.h>
 
 #include "harness.h"
@@ -19,7 +19,7 @@ States states(std::vector<T>& v, std::vector<float>& s, int64_t dim, int64_t man
   return {v.data(), s.data(), kHeads * many * dim, many * dim, kHeads * many, many};
 }
 
-// States [kRows, many] of which row `row` was merged.
+// States [kRows, many] from which row `row` was merged.
 template <typename T>
 void check_merged(int64_t row, int64_t many, int64_t dim, const T* v, const float* s, const T* out, float lse) {
   double top = -INFINITY, total = 0;

@@ -5,7 +5,7 @@
 
 using namespace driver;
 
-// An expert is counted to be as good as those chosen where its choice is within rounding of theirs.
+// An expert counts as equally good if its choice is within rounding of the chosen ones.
 template <typename T>
 void routes(RoutingMethod method, int experts, int top_k, int groups, int kept, bool has_bias) {
   const int64_t tokens = 19;

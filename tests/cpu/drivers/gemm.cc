@@ -1,4 +1,4 @@
-// Grouped products: rows of each group with a matrix of its own, few rows and many, against double.
+// Grouped GEMM: groups of few and many rows with matrices of their own, against double.
 #include <flashinfer/cpu/gemm.h>
 
 #include "harness.h"
@@ -10,7 +10,7 @@ struct Shape {
   int64_t n, k;
 };
 
-// With scales, each 32 numbers of the depth of a row of a have one, and each 16 rows of a matrix.
+// Scales: one for 32 elements of k of a row of a, and for 16 rows of a matrix.
 template <typename A, typename B, typename O>
 void products(const Shape& shape, bool by_depth, bool with_scales) {
   constexpr int64_t kRowsShare = 16, kDepthShare = 32;

@@ -1,4 +1,4 @@
-// Products of bfloat16 in pairs, where the level that is compiled for has them: rows with columns, and with rows.
+// bfloat16 products in pairs, at levels that have them: rows with columns, and with rows.
 #include <flashinfer/cpu/simd/gemm_bf16.h>
 
 #include "harness.h"
@@ -6,7 +6,7 @@
 using namespace driver;
 using cpu::kGemmRows, cpu::kLanes, cpu::kPanel, cpu::kPanelVectors, cpu::Sums;
 
-constexpr int kStride = 200;  // between rows on the left
+constexpr int kStride = 200;  // distance of the left rows
 
 template <typename T>
 void check_products(const char* what, int depth, const std::vector<bfloat16_t>& a, const std::vector<T>& b,
@@ -37,7 +37,7 @@ void run_columns(const std::vector<bfloat16_t>& a) {
   check_products("columns", kDepth, a, keys, 1, kDepth, c, std::vector<double>(c.size()));
 }
 
-// Behind an odd number of rows, what the panel holds does not matter.
+// After an odd number of rows the panel may hold anything.
 template <typename T>
 void run_rows(const std::vector<bfloat16_t>& a, T nan) {
   for (const int depth : {1, 2, 37, 64}) {
@@ -66,7 +66,7 @@ void run() {
   run_rows(a, fp8_e4m3_t{0x7f});
   run_rows(a, fp8_e5m2_t{0x7f});
 
-  // What the weights of a row become.
+  // Weights of a row after conversion.
   const auto weights = drawn<float>(kLanes * 20);
   for (int i = 0; i < 20; ++i) {
     bfloat16_t rounded[kLanes];

@@ -1,8 +1,8 @@
-// What the drivers share: numbers of every element type, checks against double, and threads.
+// Shared by the drivers: numbers of every element type, checks against double, and threads.
 //
-// A driver is one program for one family of CPU kernels. It sees no torch, so that it can be compiled for a processor
-// for which there is none here and run by an emulator. `driver SEED` draws other numbers for each seed and ends with 0
-// where all checks hold; `driver SEED fault` falsifies one number in a hundred, and must fail.
+// A driver is a program for one family of CPU kernels. Without torch it can be compiled for other processors
+// and run by an emulator. `driver SEED` draws numbers by the seed and exits with 0 if all checks hold.
+// `driver SEED fault` falsifies one number in a hundred and must fail.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 #include <flashinfer/cpu/parallel.h>
 #include <flashinfer/cpu/simd/convert.h>
 
-// torch's threads: three pieces one after the other, so that work is cut and put together.
+// torch's threads: three pieces in sequence, so that work is split and joined.
 extern "C" inline int32_t torch_get_num_threads(uint32_t* threads) {
   *threads = 3;
   return 0;
@@ -30,7 +30,7 @@ extern "C" inline int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t
   return 0;
 }
 
-void run();  // what a driver is
+void run();  // defined by each driver
 
 namespace driver {
 
@@ -41,7 +41,7 @@ inline std::mt19937_64 engine;
 inline int64_t checks = 0, failures = 0;
 inline bool falsifies = false;
 
-// An element type as a kernel's parameters name it.
+// DType of an element type.
 template <typename T>
 constexpr DType kType = DType::kFloat32;
 template <>
@@ -67,7 +67,7 @@ inline int drawn_int(int low, int high) { return std::uniform_int_distribution<i
 
 template <typename T>
 void set(T& to, double number) {
-  if constexpr (sizeof(T) == 1) {  // any number that is none of those without a value
+  if constexpr (sizeof(T) == 1) {  // any number except NaN and infinities
     do to.bits = static_cast<uint8_t>(engine());
     while (!(std::fabs(value(to)) <= 4));
   } else if constexpr (sizeof(T) == 8) {
@@ -77,7 +77,7 @@ void set(T& to, double number) {
   }
 }
 
-// Of a normal distribution; of 8 bits, random ones.
+// Draw normal numbers, or random bits for 8-bit types.
 template <typename T>
 std::vector<T> drawn(int64_t count, double scale = 1) {
   std::normal_distribution<double> normal(0, scale);
@@ -86,7 +86,7 @@ std::vector<T> drawn(int64_t count, double scale = 1) {
   return result;
 }
 
-// NaN in every floating-point type: what a kernel leaves out shows.
+// Return NaN of every floating-point type, so that missing writes show.
 template <typename T>
 std::vector<T> unwritten(int64_t count) {
   std::vector<T> result(count);
@@ -94,7 +94,7 @@ std::vector<T> unwritten(int64_t count) {
   return result;
 }
 
-// Half a unit in the last place, relative to a number.
+// Half an ulp, relative to a number.
 template <typename T>
 constexpr double kRounding = 0x1p-24;
 template <>
@@ -113,7 +113,7 @@ inline void check(const char* what, int64_t at, double got, double want, double 
     std::printf("%s[%lld]: got %.9g, wanted %.9g within %.3g\n", what, static_cast<long long>(at), got, want, bound);
 }
 
-// A result of type T: its own rounding, and `slack` for the arithmetic before it, relative to `size`.
+// Check a result of type T within its own rounding and `slack` for the arithmetic before, relative to `size`.
 template <typename T>
 void check_rounded(const char* what, int64_t at, T got, double want, double slack, double size = 1) {
   const double denormal = sizeof(T) == 2 && kRounding<T> == 0x1p-11 ? 0x1p-25 : 1e-40;

@@ -6,7 +6,7 @@
 
 using namespace driver;
 
-constexpr int kPageSize = 7, kGap = 8;  // numbers behind a row of the caches
+constexpr int kPageSize = 7, kGap = 8;  // gap after a row of the caches
 
 template <typename T, typename KV = T>
 class Case {

@@ -1,4 +1,4 @@
-// RMSNorm with a result of eight bits: rounded to nearest, clamped to the finite numbers of its type.
+// RMSNorm with an 8-bit result: rounded to nearest and clamped to the finite numbers of its type.
 #include <flashinfer/cpu/norm_quant.h>
 
 #include "harness.h"
@@ -7,12 +7,12 @@ using namespace driver;
 
 constexpr int64_t kRows = 5, kStride = 1200;
 
-// A type of eight bits: of its mantissa, the exponent of its least normal number, its ends.
+// An 8-bit type: mantissa bits, exponent of the smallest normal number, and limits.
 struct Format {
   int mantissa, least;
   double most, least_number = -most;
 
-  // How far a number lies from the nearest one of the type at most.
+  // Return the largest distance of a number from the nearest number of the type.
   double half_unit(double number) const {
     const int exponent = number == 0 ? least : std::max(std::ilogb(number), least);
     return std::ldexp(0.5, exponent - mantissa);
@@ -24,7 +24,7 @@ constexpr Format kFormat = {3, -6, 448};
 template <>
 inline constexpr Format kFormat<fp8_e5m2_t> = {2, -14, 57344};
 template <>
-inline constexpr Format kFormat<int8_t> = {7, 7, 127, -128};  // its unit is 1 everywhere
+inline constexpr Format kFormat<int8_t> = {7, 7, 127, -128};  // unit 1 everywhere
 
 template <typename Q>
 constexpr double kNan = std::is_same_v<Q, int8_t> ? 0 : NAN;
@@ -39,7 +39,7 @@ double number_of(Q x) {
     return value(x);
 }
 
-// With `by_tensor`, eps and the scale are read from memory. One row has a NaN: its result is nothing else.
+// With `by_tensor`, eps and the scale are read from memory. One row has a NaN, which fills its result.
 template <typename T, typename Q>
 void quantised(int64_t n, bool with_residual, bool by_tensor, float scale) {
   auto input = drawn<T>(kRows * kStride);
@@ -80,7 +80,7 @@ void quantised(int64_t n, bool with_residual, bool by_tensor, float scale) {
   }
 }
 
-// Scales that leave most numbers in range, that make some subnormal and that clamp some.
+// Scales that keep most numbers in range, make some subnormal, and clamp some.
 template <typename Q>
 void of_type(int64_t n, float small) {
   quantised<float, Q>(n, false, false, 0.02f), quantised<half_t, Q>(n, true, true, 0.02f);

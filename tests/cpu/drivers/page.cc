@@ -1,4 +1,4 @@
-// Appending to a paged cache, and what is computed from its index tensors.
+// Writes to a paged cache, and functions of its index tensors.
 #include <flashinfer/cpu/page.h>
 
 #include "harness.h"

@@ -55,7 +55,7 @@ class Case {
  private:
   static constexpr float kScale = 0.12f;
 
-  // One row of the forward pass, and what it adds to the gradients.
+  // Add one row of the forward pass to the gradients.
   void differentiate(int32_t query, int head) {
     const int32_t position = keys_ - queries_ + query, seen = mask_ == MaskMode::kCausal ? position + 1 : keys_;
     const int kv_head = head / kGroup;

@@ -12,7 +12,7 @@ using namespace driver;
 
 constexpr int64_t kRows = 7;
 
-// The same for all outputs, and one of its own for each.
+// One value for all outputs, or one for each.
 PerRow all_real(double number) { return {nullptr, DType::kFloat64, 0, 0, number, 0}; }
 PerRow all_integer(int64_t number) { return {nullptr, DType::kInt64, 0, 0, 0, number}; }
 PerRow each(const std::vector<float>& numbers) { return {numbers.data(), DType::kFloat32, 0, 1, 0, 0}; }
@@ -24,7 +24,7 @@ double uniform(const Random& random, int64_t output, uint32_t number) {
   return static_cast<double>(random.draw(output, number)) * 0x1p-53;
 }
 
-// Rows of probabilities, not normalised; some are 0, and one of them has most of the mass.
+// Unnormalised rows of probabilities: some are 0, and one has most of the mass.
 template <typename T>
 std::vector<T> probabilities(int64_t n) {
   auto x = drawn<T>(kRows * n);
@@ -52,7 +52,7 @@ std::vector<double> above(std::vector<double> x, double threshold) {
   return x;
 }
 
-// A value of the row, and a p by which it is the threshold, whatever is rounded: half of its mass is left to spare.
+// A value of the row and a p with it as threshold under any rounding: half of its mass is a margin.
 std::pair<double, float> top_p_of(const std::vector<double>& x) {
   const auto sorted = descending(x);
   const double t = sorted[drawn_int(0, static_cast<int>(std::min<size_t>(sorted.size(), 12)) - 1)];
@@ -61,7 +61,8 @@ std::pair<double, float> top_p_of(const std::vector<double>& x) {
   return {t, static_cast<float>((more + same / 2) / sum_of(x))};
 }
 
-// How far u * sum(x) lies from the interval of `got`: a sample is the smallest i with sum(x_j, j <= i) > u * sum(x).
+// Return the distance of u * sum(x) from the interval of `got`: a sample is the smallest i with sum(x_j, j <=
+// i) > u * sum(x).
 void check_sample(const char* what, int64_t at, int64_t got, const std::vector<double>& x, double u) {
   const bool inside = got >= 0 && got < static_cast<int64_t>(x.size()) && x[got] > 0;
   double distance = 1;
@@ -149,7 +150,7 @@ template <typename T>
 void samples(int64_t n, bool is_logits, bool filtered, bool wide) {
   constexpr int64_t kOutputs = 40;
   auto x = is_logits ? drawn<T>(kRows * n, 2) : probabilities<T>(n);
-  set(x[(kRows - 1) * n + n / 2], NAN);  // the last row is not valid
+  set(x[(kRows - 1) * n + n / 2], NAN);  // the last row is invalid
   std::vector<int32_t> of_output(kOutputs), samples(2 * kOutputs, -1);
   for (int32_t& row : of_output) row = drawn_int(0, kRows - 1);
   std::sort(of_output.begin(), of_output.end());
@@ -164,7 +165,7 @@ void samples(int64_t n, bool is_logits, bool filtered, bool wide) {
     }
     double t = 0;
     if (filtered && row < kRows - 1) {
-      // Thresholds lie in the middle between two values, as those of the kernels are rounded to float.
+      // Expected thresholds lie halfway between two values, because the kernels round theirs to float.
       const auto sorted = descending(one);
       std::tie(t, ps[row]) = top_p_of(one);
       ks[row] = drawn_int(1, static_cast<int>(n));
@@ -236,7 +237,7 @@ void chain(int64_t n, int64_t drafted) {
 }
 
 void random_blocks() {
-  // From the authors' list of known answers.
+  // Known answers published by the authors.
   const PhiloxBlock zeros = philox4x32_10({{0, 0, 0, 0}}, 0, 0);
   const uint32_t wanted[4] = {0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u};
   for (int word = 0; word < 4; ++word) check("philox", word, zeros.words[word], wanted[word], 0);

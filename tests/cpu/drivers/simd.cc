@@ -7,7 +7,7 @@
 using namespace driver;
 using cpu::kLanes, cpu::vfloat;
 
-// A number by its bits: sign, exponent, mantissa; biased so that the smallest exponents are denormal.
+// Return a number by its bits (sign, exponent, mantissa), biased so that the smallest exponents are denormal.
 double by_bits(uint32_t bits, int exponent_bits, int mantissa_bits, bool has_infinity) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const uint32_t mantissa = bits & ((1u << mantissa_bits) - 1),
@@ -35,7 +35,7 @@ void loads(const char* what, int exponent_bits, int mantissa_bits, bool has_infi
   }
 }
 
-// Numbers between two neighbours go to the nearer one; those in the middle to the even one.
+// Numbers between two neighbours round to the nearer one, and ties to even.
 template <typename T>
 void stores(const char* what) {
   for (uint32_t bits = 0; bits < 0x7c00; bits += 3) {
