@@ -8,6 +8,7 @@ import torch
 
 from .._ops.bind import bind
 from .._ops.dtypes import WIDE_FLOATS
+from .._ops.errors import check_one_device
 from .._ops.indices import index_table
 from .._ops.tensors import is_readable
 from .tables import check_indptr
@@ -35,6 +36,7 @@ def variable_length_merge_states(
     Source: Ye et al.: Cascade Inference, 2024.
     """
     op = "variable_length_merge_states"
+    check_one_device(op, ("v", "s", "indptr"), (v, s, indptr))
     states, _, _ = bind(
         op, v=(v, "states heads head_dim", WIDE_FLOATS), s=(s, "states heads", WIDE_FLOATS)
     )  # fmt: skip

@@ -47,7 +47,7 @@ __device__ __forceinline__ void put_queries(const P& params, const Variant& vari
       b[i] = static_cast<float>(variant.QueryTransform(params, b[i]));
     if constexpr (S::kRope) {
       float c, s;
-      find_angle(turns[RotationShape<S>::position(chunk * 8 + i)].position, position, c, s);
+      find_angle(turns[RotationShape<S>::index(chunk * 8 + i)].position, position, c, s);
       rotate(a[i], b[i], c, s);
     }
     a[i] *= sign, b[i] *= sign;
