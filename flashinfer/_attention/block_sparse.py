@@ -45,7 +45,7 @@ def causal_mask(
 
 
 def sizes_on_host(op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torch.Tensor]:
-    """Which blocks there are, and the sizes of their rows and columns, on the host, checked."""
+    """Check the map of blocks and the sizes of their rows and columns, and return them on the host."""
     refuse_capture("plan(): the host would read and write tables", "call it")
     names, ranks = ("block_mask_map", "block_row_sz", "block_col_sz"), (3, 2, 2)
     near = []

@@ -49,11 +49,11 @@ class Bound:
     )  # fmt: skip
 
     def __init__(self, operators: Operators, expected: Expected, setting: Setting, parameters: Parameters) -> None:
-        """``expected``, ``setting`` and ``parameters``: the arguments of the operator ``bind``, but for the handle."""
+        """Call the operator ``bind`` with these arguments and a new handle."""
         namespace = operators.namespace
         self._handle, self._sm_scale, self._refusals = next(_handles), parameters.sm_scale, 0
         self._tensors = setting, parameters  # kept alive: the module knows where they are
-        # Of the operator itself Dynamo knows nothing: it is no node.
+        # The inner operator is unknown to Dynamo and becomes no node of a graph.
         namespace.bind.default._op(*expected._replace(handle=self._handle), *setting, *parameters)
         self._unbind, self._run, self._run_lse, self._run_out, self._stream = (
             operator.default._handle
@@ -183,7 +183,7 @@ class BoundCalls:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...], layout: int,
         mask_mode: int, logits: Logits, backend: str = "auto",
     ) -> None:  # fmt: skip
-        """Bind what calls of this kind have in common, if it can be and is not yet."""
+        """Bind calls of this kind, if that is possible and not done."""
         chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cpu, q.is_cuda, options)
         if (
             is_compiling()

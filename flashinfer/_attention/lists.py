@@ -167,7 +167,7 @@ class Scheduler:
         return Lists(lists, self.float_workspace, problem.batch_size, *sizes)
 
     def kv_lens_of(self, lists: Lists) -> torch.Tensor:
-        """The lengths of keys that a plan's lists hold, ``[batch_size]``."""
+        """Return the lengths of keys in a plan's lists, ``[batch_size]``."""
         return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
     def fits(self, plan: Callable[..., None], problem: Problem, tile_rows: int) -> bool:

@@ -50,7 +50,7 @@ def multi_item(
     token_pos_in_items_len: Any,
     max_item_len_ptr: object,
 ) -> MultiItem | None:
-    """The arguments of those names, or ``None`` where there are none.
+    """Return the checked arguments, or ``None`` if all tables are ``None``.
 
     Of a single request each table may be one number. Each request's positions are filled up with zeros to
     their length, and those at the end of the last request need not be given.

@@ -87,7 +87,7 @@ def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:
 
 
 def mode_of_variant(variant: int) -> tuple[int, bool]:
-    """Returns what :func:`number_of_variant` takes for a number: pos_encoding_mode, and whether logits are capped."""
+    """Invert :func:`number_of_variant`: return pos_encoding_mode and use_logits_soft_cap."""
     return next(what for what, number in _NUMBERS.items() if number == variant)
 
 
@@ -159,7 +159,7 @@ def call(op: str, run: Callable[..., None], *args: Any) -> None:
 
 
 def operators_of_module(op: str, jit_module: Any) -> Operators:
-    """The operators of what ``JitSpec.build_and_load()`` returned for a user's variant."""
+    """Return the operators of a custom variant from the result of ``JitSpec.build_and_load()``."""
     if not (hasattr(jit_module, "run") and hasattr(jit_module, "plan")):
         raise TypeError(f"{op}: jit_module: got {type(jit_module).__name__}, wanted what build_and_load() returns")
     return _operators(jit_module, 0, custom=True)

@@ -28,7 +28,7 @@ class Options(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Which keys the lists of a plan hold for each query: at least those that a run sees."""
+    """Keys in the lists of a plan: at least those that the queries of a run see."""
 
     causal: bool
     window_left: int  # -1: all
@@ -140,7 +140,7 @@ def refuse_copies(name: str) -> NoReturn:
 def check_inputs(
     op: str, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int, more_rows: bool
 ) -> None:
-    """Checks that a run brings what was planned for, of ``rows`` queries and ``kv_rows`` pages, or rows of ragged keys.
+    """Check that a run fits the plan of ``rows`` queries and ``kv_rows`` pages or rows of ragged keys.
 
     ``more_rows``: queries may be more than were planned.
     """
@@ -173,7 +173,7 @@ def check_inputs(
 
 
 def check_result(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Checks that a tensor of the caller's can take a result."""
+    """Check shape and dtype of a caller's tensor for a result."""
     check_tensor(op, name, x)
     if x.shape != shape:
         raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
@@ -184,7 +184,7 @@ def check_result(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dt
 def results_of(
     op: str, shape: Shape, q: torch.Tensor, out: torch.Tensor | None, lse: torch.Tensor | None, return_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The caller's tensors for the results of a run, checked, or new ones."""
+    """Return the caller's tensors for the results of a run after checks, or new tensors."""
     rows = (q.shape[0], shape.num_qo_heads)
     if out is None:
         out = torch.empty((*rows, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)

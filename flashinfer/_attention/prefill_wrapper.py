@@ -1,4 +1,4 @@
-"""What the two wrappers of prefill share: masks, and one read of tables that are on a device."""
+"""Base of the two wrappers of prefill."""
 
 from __future__ import annotations
 

@@ -128,9 +128,9 @@ _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int", "float":
 
 
 def schema_of(arguments: type[Any], integers: str = "int") -> str:
-    """The arguments as torch's schemas have them: ``"Tensor? kv_indptr, int batch_size, ..."``.
+    """Return the arguments in the form of torch's schemas: ``"Tensor? kv_indptr, int batch_size, ..."``.
 
-    ``integers``: ``"SymInt"`` where a graph is to follow sizes.
+    ``integers`` is ``"SymInt"`` for sizes that a graph treats as symbolic.
     """
     types = _TYPES | {"int": integers}
     # Strings, which NamedTuple keeps as forward references.

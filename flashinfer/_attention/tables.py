@@ -23,7 +23,7 @@ def refuse_graph() -> None:
 
 
 def on_host(*tensors: torch.Tensor | None) -> list[Any]:
-    """The tensors' values on the CPU: those of a device come in one copy, the only time that the host waits.
+    """Return the tensors on the CPU. One copy reads all tensors of a device. The host waits only for it.
 
     Raises:
         CaptureError: a CUDA graph is being captured: what a plan copies would be gone when the graph is replayed.
@@ -38,7 +38,7 @@ def on_host(*tensors: torch.Tensor | None) -> list[Any]:
 
 
 def check_buffer(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """A buffer that is written to: a contiguous vector of exactly this dtype."""
+    """Check a buffer for writes: a contiguous vector of exactly this dtype."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
     if x.dtype != dtype:

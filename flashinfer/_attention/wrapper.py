@@ -87,7 +87,7 @@ class BatchWrapper(EngineContract):
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        """Whether the wrapper's tables lie in buffers of the caller's, for CUDA graphs."""
+        """True if tables are copied to the caller's buffers, for CUDA graphs."""
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
@@ -111,7 +111,7 @@ class BatchWrapper(EngineContract):
     def _graph_buffer(
         self, name: str, buffer: torch.Tensor | None, dtype: torch.dtype = torch.int32
     ) -> torch.Tensor | None:
-        """A buffer for a table, given to the constructor; without CUDA graphs tables have no buffers."""
+        """Return a checked buffer of the constructor, or ``None`` without CUDA graphs."""
         if not self._use_cuda_graph:
             return None
         checked = check_buffer(self._name, name, buffer, dtype)
@@ -120,7 +120,7 @@ class BatchWrapper(EngineContract):
         return checked
 
     def _paged_graph_buffers(self, **buffers: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """The buffers of indptr, indices and last_page_len, by the constructor's names of them."""
+        """Check the buffers of indptr, indices and last_page_len, passed by the constructor's names."""
         checked = tuple(self._graph_buffer(name, buffer) for name, buffer in buffers.items())
         self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = checked
         (indptr_name, _, last_name), (indptr, _, last) = buffers, checked
@@ -156,7 +156,7 @@ class BatchWrapper(EngineContract):
         kernels = choose(backend, wanted, (batch.rows - batch.row_start) * group // max(batch.kv_lens.numel(), 1))
         planned, bounds = self._planned, self._scheduler.bounds
         if bounds is not None and planned is not None and bounds.fixed == shape.fixed:
-            # What a graph was captured with serves the plans after the first, where it can.
+            # Kernels of a captured graph also serve later plans, if they can.
             if wanted.why_not_hopper() is None:
                 kernels = planned.operators.kernels
             elif kernels != planned.operators.kernels:
@@ -180,7 +180,7 @@ class BatchWrapper(EngineContract):
         self._say_plan(planned)
 
     def _make(self, requests: Requests, options: Options, extent: Extent) -> Plan:
-        """New lists, for options that see what is in ``extent``."""
+        """Make new lists for the options of a run."""
         refuse_graph()
         try:
             operators = self._operators(requests, options)
@@ -384,7 +384,7 @@ class BatchWrapper(EngineContract):
     def _scaled(
         self, planned: Plan, q: torch.Tensor, args: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
     ) -> tuple[torch.Tensor, Setting, tuple[Any, ...], Callable[[torch.Tensor], None] | None]:
-        """The query, the setting and the parameters of a run with scales, and what is left to do to the output."""
+        """Return query, setting and parameters of a run with scales, and a function for the output."""
         shape, logits, operators = planned.shape, planned.logits, planned.operators
         if operators.custom and (scales[0] is not None or scales[1] is not None):
             raise ValueError(

@@ -213,7 +213,7 @@ class MlaWrapper:
         ckv_cache: torch.Tensor,
         kpe_cache: torch.Tensor,
     ) -> None:
-        """What is run is what was planned; the rest the operator looks at."""
+        """Check that the inputs match the plan. The operator checks the rest."""
         given = dict(q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
         for name, x in given.items():
             check_dims(op, name, x, 3)
