@@ -11,6 +11,7 @@ from .._ops.dtypes import WIDE_FLOATS
 from .._ops.errors import check_one_device
 from .._ops.indices import index_table
 from .._ops.tensors import is_readable
+from .arguments import no_gradient
 from .tables import check_indptr
 
 
@@ -30,12 +31,14 @@ def variable_length_merge_states(
         num_heads]`` float32. An empty segment has 0 and ``-inf``.
 
     Raises:
+        GradientError: a state that requires a gradient.
         ValueError: shapes or devices that do not fit each other.
         TypeError: dtypes that do not fit.
 
     Source: Ye et al.: Cascade Inference, 2024.
     """
     op = "variable_length_merge_states"
+    no_gradient(op, (v, s))
     check_one_device(op, ("v", "s", "indptr"), (v, s, indptr))
     states, _, _ = bind(
         op, v=(v, "states heads head_dim", WIDE_FLOATS), s=(s, "states heads", WIDE_FLOATS)
