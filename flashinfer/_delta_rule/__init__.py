@@ -1,1 +1,1 @@
-"""What the functions of the delta rule share."""
+"""Shared parts of the delta rule's functions."""

@@ -1,1 +1,1 @@
-"""What the gemm family is made of."""
+"""Parts of the gemm family."""

@@ -1,1 +1,1 @@
-"""How a Python function becomes an operator."""
+"""Operators: declaration, dispatch and loading of their modules."""

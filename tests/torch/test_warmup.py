@@ -76,7 +76,7 @@ def test_what_cannot_be_warmed_up(tmp_path: Path):
         flashinfer.warmup(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="got a str among specs, wanted JitSpec"):
         flashinfer.warmup(["norm_cpu"])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="got arguments and list, wanted a function with them"):
+    with pytest.raises(TypeError, match="got list with arguments, wanted a function with them"):
         flashinfer.warmup([], 3)
     with pytest.raises(ValueError, match=r"warmup: .*nothing.jsonl cannot be read"):
         flashinfer.warmup(tmp_path / "nothing.jsonl")
