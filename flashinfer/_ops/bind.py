@@ -43,7 +43,7 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
     like, device = "", None
     for name, argument in arguments.items():
         x, dims = argument[0], argument[1]
-        if x is None and dims is not None and dims[0] == "?":
+        if x is None and dims and dims[0] == "?":
             continue
         if not isinstance(x, _Tensor) or x.layout is not _strided:
             check_tensor(op, name, x)

@@ -62,6 +62,23 @@ def test_errors(change, error, text):
     assert str(raised.value).startswith(f"product: {text}")
 
 
+def test_computed_sizes(device):
+    x = torch.ones(2, 3, device=device)
+    assert bind("f", x=(x, (2, 3), FLOATS), y=(None, ("?", 4)), z=(x, ("?", 2, 3)), any_shape=(x, None)) == ()
+    assert bind("f", x=(torch.ones((), device=device), ())) == ()
+    for dims, error, text in (
+        ((2, 4), ValueError, r"f: x: got shape \[2, 3\], wanted \[2, 4\]"),
+        (("?", 3, 3), ValueError, r"f: x: got shape \[2, 3\], wanted \[3, 3\]"),
+        ((2,), ValueError, "f: x: got 2 dimensions, wanted 1"),
+        ((), ValueError, "f: x: got 2 dimensions, wanted 0"),
+    ):
+        with pytest.raises(error, match=text):
+            bind("f", x=(x, dims))
+    for dims in ((2, 3), None, ()):
+        with pytest.raises(TypeError, match="f: x: got NoneType, wanted Tensor"):
+            bind("f", x=(None, dims))
+
+
 @pytest.mark.parametrize("unbacked", [False, True])
 def test_in_a_graph(unbacked, device, cold_dynamo):
     """One graph for all sizes, and sizes that do not fit are an error there, too."""
