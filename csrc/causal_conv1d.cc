@@ -59,10 +59,14 @@ Tensor causal_conv1d_update_slots(const Tensor& x_, const Tensor& conv_state, co
   params.out = View(out, "out").data;
   params.x_strides = {x.stride(0), x.stride(1), x.stride(2)};
   params.state_strides = {state.stride(0), state.stride(1), state.stride(2)};
-  params.batch_size = batch, params.num_channels = channels, params.num_tokens = x.size(2);
+  params.batch_size = batch;
+  params.num_channels = channels;
+  params.num_tokens = x.size(2);
   params.num_slots = state.size(0), params.state_length = state.size(2);
   params.pad_slot = pad_slot_id, params.width = weights.width;
-  params.silu = silu, params.weight_is_float = weights.is_float, params.dtype = x.dtype;
+  params.silu = silu;
+  params.weight_is_float = weights.is_float;
+  params.dtype = x.dtype;
   causal_conv1d_update(params, where);
   return out;
 }

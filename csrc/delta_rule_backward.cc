@@ -37,8 +37,13 @@ Gradients delta_rule_gradients(const OptionalTensor& grad_o, const OptionalTenso
     const int64_t none = 0;
     return empty(&none, 1, q, state_type(args.q.dtype));
   };
-  Tensor dq = like(args.q, q), dk = like(args.k, k), dv = like(args.v, v);
-  Tensor dg = optional(g), dgk = optional(gk), dbeta = optional(beta), dh0 = args.new_states(in.num_sequences, q);
+  Tensor dq = like(args.q, q);
+  Tensor dk = like(args.k, k);
+  Tensor dv = like(args.v, v);
+  Tensor dg = optional(g);
+  Tensor dgk = optional(gk);
+  Tensor dbeta = optional(beta);
+  Tensor dh0 = args.new_states(in.num_sequences, q);
   params.grad_q = View(dq, "grad_q").data, params.grad_k = View(dk, "grad_k").data;
   params.grad_v = View(dv, "grad_v").data;
   params.grad_g = g ? View(dg, "grad_g").data : nullptr;

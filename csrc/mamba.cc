@@ -32,9 +32,13 @@ struct StateUpdateArguments {
         check.fail(state, "is not contiguous within a slot");
     if (state.size(3) < 1 || state.size(3) > kMaxStateSize)
       check.fail(state, "got " + std::to_string(state.size(3)) + " elements in a row, wanted 1 to 256");
-    params.batch_size = x.size(0), params.num_tokens = x.size(1), params.num_heads = x.size(2);
+    params.batch_size = x.size(0);
+    params.num_tokens = x.size(1);
+    params.num_heads = x.size(2);
     params.dim = x.size(3), params.state_size = state.size(3);
-    params.state = state.data, params.state_dtype = state.dtype, params.dtype = x.dtype;
+    params.state = state.data;
+    params.state_dtype = state.dtype;
+    params.dtype = x.dtype;
     params.num_slots = state.size(0), params.slot_stride = state.stride(0);
     params.x = tokens(x);
     params.num_sequences = params.batch_size;
@@ -118,7 +122,9 @@ struct StateUpdateArguments {
     check.contiguous(arg);
     check.aligned(arg);
     check.no_overlap(arg, state, false);
-    params.history = arg.data, params.history_slots = arg.size(0), params.history_steps = arg.size(1);
+    params.history = arg.data;
+    params.history_slots = arg.size(0);
+    params.history_steps = arg.size(1);
   }
 };
 
@@ -141,7 +147,9 @@ void update(const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor
   check.same_shape(c_view, b_view);
   p.d = args.per_head(d, "D"), p.bias = args.per_head(dt_bias, "dt_bias");
   if (z) p.z = args.like_x(View(*z, "z"));
-  p.softplus = dt_softplus, p.update = update_state, p.pad_slot = pad_slot_id;
+  p.softplus = dt_softplus;
+  p.update = update_state;
+  p.pad_slot = pad_slot_id;
   args.take_offsets(cu_seqlens);
   const int64_t sequences = p.num_sequences;
   if (!state_batch_indices && args.state.size(0) < sequences)

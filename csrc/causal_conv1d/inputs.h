@@ -83,9 +83,13 @@ struct CausalConv1dArguments {
   CausalConv1dArguments(const Check& check_, const Tensor& x_, const Tensor& weight, const OptionalTensor& bias,
                         const OptionalTensor& initial_states, const OptionalTensor& cu_seqlens, bool silu)
       : check(check_), input(check_, x_, "x", 3), x(input.x), weights(check_, x, x.size(2), weight, bias) {
-    inputs.x = x.data, inputs.weight = weights.weight.data, inputs.bias = weights.bias_data;
+    inputs.x = x.data;
+    inputs.weight = weights.weight.data;
+    inputs.bias = weights.bias_data;
     inputs.x_batch_stride = x.stride(0), inputs.x_token_stride = x.stride(1);
-    inputs.batch_size = x.size(0), inputs.num_tokens = x.size(1), inputs.num_channels = x.size(2);
+    inputs.batch_size = x.size(0);
+    inputs.num_tokens = x.size(1);
+    inputs.num_channels = x.size(2);
     inputs.width = weights.width, inputs.weight_is_float = weights.is_float;
     inputs.silu = silu, inputs.dtype = x.dtype;
     inputs.num_sequences = inputs.batch_size;

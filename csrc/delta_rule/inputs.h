@@ -46,8 +46,12 @@ struct DeltaRuleArguments {
     if (inputs.num_heads < 1 || inputs.num_value_heads < 1 || inputs.num_value_heads % inputs.num_heads != 0)
       check.fail(v, "got " + std::to_string(inputs.num_value_heads) + " heads, wanted a multiple of q's " +
                         std::to_string(inputs.num_heads));
-    inputs.q = q.data, inputs.k = k.data, inputs.v = v.data;
-    inputs.q_strides = strides(q), inputs.k_strides = strides(k), inputs.v_strides = strides(v);
+    inputs.q = q.data;
+    inputs.k = k.data;
+    inputs.v = v.data;
+    inputs.q_strides = strides(q);
+    inputs.k_strides = strides(k);
+    inputs.v_strides = strides(v);
     inputs.g = of_tokens(g, "g", -1);
     inputs.gk = of_tokens(gk, "gk", inputs.key_dim);
     inputs.beta_is_vector = beta && View(*beta, "beta").ndim == 4;
@@ -55,7 +59,9 @@ struct DeltaRuleArguments {
     inputs.num_sequences = inputs.batch_size;
     if (cu_seqlens) take(View(*cu_seqlens, "cu_seqlens"));
     inputs.scale = check.scalar(scale, scale_tensor, "scale_tensor", q);
-    inputs.l2norm = l2norm, inputs.v_first = v_first, inputs.chunked = chunked;
+    inputs.l2norm = l2norm;
+    inputs.v_first = v_first;
+    inputs.chunked = chunked;
     inputs.dtype = q.dtype;
   }
 

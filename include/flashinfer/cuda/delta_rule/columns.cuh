@@ -25,7 +25,10 @@ struct DeltaBlock {
     const auto heads = static_cast<uint32_t>(in.num_value_heads), key_heads = static_cast<uint32_t>(in.num_heads);
     const uint32_t of_slices = block / slices, of_heads = of_slices / heads;
     const uint32_t head = of_slices - of_heads * heads;
-    slice = block - of_slices * slices, value_head = head, key_head = head / (heads / key_heads), sequence = of_heads;
+    slice = block - of_slices * slices;
+    value_head = head;
+    key_head = head / (heads / key_heads);
+    sequence = of_heads;
     tokens = sequence_of(in, sequence);
   }
   // Index of the value head among the heads of all sequences or slots.

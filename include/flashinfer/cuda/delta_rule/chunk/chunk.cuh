@@ -106,6 +106,13 @@ __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {
     ptx::ldmatrix_x4(r, at);
   }
 }
+// The same as an A operand, for a matrix whose rows are the rows of A.
+template <bool kTransposed>
+__device__ __forceinline__ void load_block_a(uint32_t (&a)[4], uint32_t start) {
+  uint32_t r[4];
+  load_block<kTransposed>(r, start);
+  a[0] = r[0], a[1] = r[2], a[2] = r[1], a[3] = r[3];
+}
 // Stores a block to smem or gmem. A warp writes 32 contiguous words at a time.
 __device__ __forceinline__ void store_block(void* start, const uint32_t (&r)[4]) {
   uint32_t* to = static_cast<uint32_t*>(start) + threadIdx.x % 32;
@@ -130,6 +137,12 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, con
 #pragma unroll
   for (int i = 0; i < kDeltaChunk / kStep; ++i, row += kStep, at += kStep * strides.token)
     ptx::cp_async_16(Rows::chunk(Rows::row(tile, row), column), at, inside && row < chunk.count);
+}
+
+// An A operand as a vector of 16 bytes, and back.
+__device__ __forceinline__ uint4 as_vector(const uint32_t (&a)[4]) { return make_uint4(a[0], a[1], a[2], a[3]); }
+__device__ __forceinline__ void from_vector(uint32_t (&a)[4], const uint4& vector) {
+  a[0] = vector.x, a[1] = vector.y, a[2] = vector.z, a[3] = vector.w;
 }
 
 // Packs two adjacent accumulator tiles as an A operand.

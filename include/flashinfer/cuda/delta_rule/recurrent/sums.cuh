@@ -29,7 +29,10 @@ struct DeltaBackwardSums {
       next += count;
       return here;
     };
-    r = allocate(values), dv = allocate(values), dq = allocate(slices * keys), dk = allocate(slices * keys);
+    r = allocate(values);
+    dv = allocate(values);
+    dq = allocate(slices * keys);
+    dk = allocate(slices * keys);
     dbeta = allocate(slices * tokens), gate = allocate(slices * tokens);
     last_gate = allocate(slices * heads_of_states);
     row_gate = allocate(row_gates ? slices * keys : 0);

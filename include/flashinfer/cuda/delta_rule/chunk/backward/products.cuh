@@ -50,8 +50,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
     for (int step = 0; step < Stage::kStrips; ++step) {
       uint32_t out[1][4], value[1][4], u[1][4], local_a[1][4], r[4];
       outs.load(out[0], 0, step), values.load(value[0], 0, step);
-      load_block<true>(r, ptx::shared_address(stage.r[step][rows]));
-      u[0][0] = r[0], u[0][1] = r[2], u[0][2] = r[1], u[0][3] = r[3];
+      load_block_a<true>(u[0], ptx::shared_address(stage.r[step][rows]));
 #pragma unroll
       for (int i = 0; i < 4; ++i) local_a[0][i] = half ? value[0][i] : out[0][i];
 #pragma unroll
@@ -84,29 +83,27 @@ struct DeltaWarpGradients : DeltaGradientThread {
     const KeyRows keys(ptx::shared_address(k), 0), queries(ptx::shared_address(q), 0);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
-      uint32_t left[1][4], other[1][4], r[4], b[2][2];
+      uint32_t p_block[1][4], x_block[1][4], b[2][2];
       if (m <= rows) {
         const int block = DeltaMatrices::block(rows, m);
-        load_block<false>(r, ptx::shared_address(p[block]));
-        left[0][0] = r[0], left[0][1] = r[2], left[0][2] = r[1], left[0][3] = r[3];
-        load_block<false>(r, ptx::shared_address(x[block]));
-        other[0][0] = r[0], other[0][1] = r[2], other[0][2] = r[1], other[0][3] = r[3];
+        load_block_a<false>(p_block[0], ptx::shared_address(p[block]));
+        load_block_a<false>(x_block[0], ptx::shared_address(x[block]));
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
           keys.load(b, m, half * (kKeys / 16) + 2 * pair);
-          sums.queries.template add<T>(left, b, pair), sums.read.template add<T>(other, b, pair);
+          sums.queries.template add<T>(p_block, b, pair), sums.read.template add<T>(x_block, b, pair);
         }
       }
       if (m >= rows) {
         const int block = DeltaMatrices::block(m, rows);
-        load_block<true>(left[0], ptx::shared_address(p[block]));
-        load_block<true>(other[0], ptx::shared_address(x[block]));
+        load_block<true>(p_block[0], ptx::shared_address(p[block]));
+        load_block<true>(x_block[0], ptx::shared_address(x[block]));
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
           queries.load(b, m, half * (kKeys / 16) + 2 * pair);
-          sums.col.template add<T>(left, b, pair);
+          sums.col.template add<T>(p_block, b, pair);
           keys.load(b, m, half * (kKeys / 16) + 2 * pair);
-          sums.col.template add<T>(other, b, pair);
+          sums.col.template add<T>(x_block, b, pair);
         }
       }
     }

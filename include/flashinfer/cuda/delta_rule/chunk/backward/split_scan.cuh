@@ -83,7 +83,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     typename Base::OperandA left;
     Products::read(du, a, stage.k, [&](int i) {
       pack_operand_a<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
-      exchange.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+      exchange.state[warp][i][lane] = as_vector(a[i]);
     });
 #pragma unroll
     for (int n = 0; n < Base::Sums::kN; ++n) {
@@ -97,7 +97,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     for (int n = 0; n < State::kN; ++n) add(state[0][n], last, exchange.added[warp][n][lane]);
     Products::write(state, left, stage.k, [&](int m) {
       pack_finite_operand_a<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
-      exchange.dy[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
+      exchange.dy[warp][m][lane] = as_vector(left[m]);
       this->scale_tokens(du, m, terms.beta);
       this->pack_scaled(left[m], du, m, terms.read, -1.f);
     });
@@ -127,12 +127,12 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
 #pragma unroll
       for (int i = 0; i < Shape::kKeys / 16; ++i) {
         uint32_t words[4];
-        split_words(words, exchange.state[warp][i][lane]);
+        from_vector(words, exchange.state[warp][i][lane]);
         store_block(grads + i * sizeof(DeltaBlocks), words);
       }
     }
     this->template store<false>(p.grad_v, stage.grad, this->chunk(number),
-                                [&](uint32_t (&words)[4], int m) { split_words(words, exchange.dy[warp][m][lane]); });
+                                [&](uint32_t (&words)[4], int m) { from_vector(words, exchange.dy[warp][m][lane]); });
   }
 
  private:
@@ -142,9 +142,6 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   }
   __device__ __forceinline__ static float4 four(const float (&sums)[4]) {
     return make_float4(sums[0], sums[1], sums[2], sums[3]);
-  }
-  __device__ __forceinline__ static void split_words(uint32_t (&words)[4], const uint4& from) {
-    words[0] = from.x, words[1] = from.y, words[2] = from.z, words[3] = from.w;
   }
 };
 

@@ -57,7 +57,6 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
   using GradientSums = typename Products::Sums;
   using Sums = typename GradientSums::Keys;
   using Cursor = GradientCursor;
-  using Matrix = typename Products::Matrix;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
   using Base::p, Base::in, Base::grid, Base::space, Base::pair_of;
@@ -151,35 +150,31 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
 #pragma unroll
     for (int m = 0; m < kBlocks - 1; ++m) {
       if (m >= rows) continue;
-      uint32_t left[1][4], other[1][4], b[2][2];
-      load_operand_a(left[0], shared.p, m), load_operand_a(other[0], shared.x, m);
+      uint32_t p_block[1][4], x_block[1][4], b[2][2];
+      load_block_a<false>(p_block[0], ptx::shared_address(shared.p[DeltaMatrices::block(rows, m)]));
+      load_block_a<false>(x_block[0], ptx::shared_address(shared.x[DeltaMatrices::block(rows, m)]));
       scale_channels(sums.queries, shared.blocks[m]), scale_channels(sums.read, shared.blocks[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         written_k.load(b, m, first + 2 * pair);
-        sums.queries.template add<T>(left, b, pair), sums.read.template add<T>(other, b, pair);
+        sums.queries.template add<T>(p_block, b, pair), sums.read.template add<T>(x_block, b, pair);
       }
     }
 #pragma unroll
     for (int m = kBlocks - 1; m > 0; --m) {
       if (m <= rows) continue;
-      uint32_t left[1][4], other[1][4], b[2][2];
-      load_block<true>(left[0], ptx::shared_address(shared.p[DeltaMatrices::block(m, rows)]));
-      load_block<true>(other[0], ptx::shared_address(shared.x[DeltaMatrices::block(m, rows)]));
+      uint32_t p_block[1][4], x_block[1][4], b[2][2];
+      load_block<true>(p_block[0], ptx::shared_address(shared.p[DeltaMatrices::block(m, rows)]));
+      load_block<true>(x_block[0], ptx::shared_address(shared.x[DeltaMatrices::block(m, rows)]));
       scale_channels(sums.col, shared.blocks[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         read_q.load(b, m, first + 2 * pair);
-        sums.col.template add<T>(left, b, pair);
+        sums.col.template add<T>(p_block, b, pair);
         read_k.load(b, m, first + 2 * pair);
-        sums.col.template add<T>(other, b, pair);
+        sums.col.template add<T>(x_block, b, pair);
       }
     }
-  }
-  __device__ __forceinline__ void load_operand_a(uint32_t (&left)[4], const Matrix& from, int column) const {
-    uint32_t r[4];
-    load_block<false>(r, ptx::shared_address(from[DeltaMatrices::block(rows, column)]));
-    left[0] = r[0], left[1] = r[2], left[2] = r[1], left[3] = r[3];
   }
   __device__ __forceinline__ void scale_channels(Sums& sums, const float (&factors)[kKeys]) const {
 #pragma unroll

@@ -47,7 +47,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     typename Base::OperandA left;
     Products::read(r, a, this->key_part(stage.k), [&](int i) {
       pack_operand_a<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
-      to.state[warp][i][lane] = make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]);
+      to.state[warp][i][lane] = as_vector(a[i]);
     });
     this->subtract_from_values(r, stage.v, terms.read);
     this->pack_scaled(left, r, terms.beta);
@@ -56,7 +56,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     Products::write(state, left, this->key_part(stage.written()), [&](int m) {
       this->scale_tokens(r, m, terms.beta);
       pack_operand_a<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
-      to.u[warp][m][lane] = make_uint4(left[m][0], left[m][1], left[m][2], left[m][3]);
+      to.u[warp][m][lane] = as_vector(left[m]);
       this->pack_scaled(left[m], r, m, terms.write);
     });
   }
@@ -65,19 +65,14 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     typename Base::StateOperandA a;
     typename Base::Sums o;
     typename Base::OperandA u;
-    Products::read(o, a, stage.q, [&](int i) { split_words(a[i], from.state[warp][i][lane]); });
+    Products::read(o, a, stage.q, [&](int i) { from_vector(a[i], from.state[warp][i][lane]); });
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(o, m, stage.terms.out);
-      split_words(u[m], from.u[warp][m][lane]);
+      from_vector(u[m], from.u[warp][m][lane]);
     }
     Products::template multiply<true>(o, u, stage.terms.p);
     this->template store<false>(this->p.o, stage.v, this->chunk(number), o);
-  }
-
- private:
-  __device__ __forceinline__ static void split_words(uint32_t (&left)[4], const uint4& four) {
-    left[0] = four.x, left[1] = four.y, left[2] = four.z, left[3] = four.w;
   }
 };
 
