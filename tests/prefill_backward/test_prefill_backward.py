@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -332,3 +333,19 @@ def test_nothing_waits_for_the_gpu(device):
     with no_synchronisation(device):
         run()
     assert all(leaf.grad is not None for leaf in (*leaves, *batch.leaves))
+
+
+def test_threads_that_have_used_no_gpu(device):
+    """A fresh thread has no CUDA context, which the driver's tensor maps need."""
+    place = small_place(device)
+    leaves = tensors(place, 300, 300, (2, 1))
+    grad = torch.randn_like(leaves[0])
+
+    def gradients() -> list[torch.Tensor]:
+        out = flashinfer.single_prefill_with_kv_cache(*leaves, causal=True)
+        return list(torch.autograd.grad(out, leaves, grad))
+
+    wanted = gradients()
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(gradients).result()
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
