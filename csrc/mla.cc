@@ -1,6 +1,6 @@
-// Operators of the mla family; the kernels are in mla_cpu.cc, mla_cuda.cu and mla_sm90a.cu.
+// Operators of the mla family. The kernels are in mla_cpu.cc, mla_cuda.cu and mla_sm90a.cu.
 //
-// mla_plan() fills a buffer on the host with the lists of a schedule, mla_run() takes a copy of it on the device.
+// mla_plan() fills a host buffer with the lists of a schedule. mla_run() takes a device copy of it.
 #include <cmath>
 #include <optional>
 #include <tuple>
@@ -18,7 +18,7 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// `workspace` says for which device; the other tensors are on the host.
+// `workspace` selects the device. The other tensors are on the host.
 void mla_plan(const Tensor& workspace, const Tensor& buffer, const OptionalTensor& qo_indptr, const Tensor& kv_lens,
               int64_t num_heads, bool causal, int64_t max_items, int64_t max_merges, int64_t tile_rows, bool split) {
   const Check check("mla_plan");
@@ -70,7 +70,7 @@ const int32_t* table(const Check& check, const View& arg, const View& like) {
 struct MlaTensors {
   View q_nope, q_pe, ckv, kpe, out;
 
-  // Of queries and outputs, and of the caches.
+  // Returns the element types of queries and outputs, and of the caches.
   std::tuple<DType, DType> types() const { return {q_nope.dtype, ckv.dtype}; }
 
   void check_all(const Check& check) const {
@@ -108,7 +108,7 @@ struct MlaTensors {
   }
 };
 
-// `profiler_buffer`: one where the kernels of the module write events, else none.
+// `profiler_buffer`: one buffer if the module's kernels write events, otherwise none.
 template <bool kProfiler, typename... Buffer>
 void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, const Tensor& kpe_cache,
              const Tensor& out, const OptionalTensor& lse, const Tensor& kv_indptr, const Tensor& kv_indices,

@@ -1,5 +1,5 @@
-// The arguments of attention's operators, in the order of their schemas, which flashinfer/_attention/signature.py has
-// too.
+// Arguments of attention's operators, in the order of their schemas. flashinfer/_attention/signature.py has
+// the same lists.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,7 @@ namespace flashinfer::binding {
   X(WrittenOptional<'b'>, lse)
 FLASHINFER_ARGUMENTS(TensorArguments, FLASHINFER_ATTENTION_TENSORS)
 
-// All that a call is told beside queries, keys, values, results and a variant's own parameters.
+// Arguments of a call other than queries, keys, values, results and a variant's own parameters.
 #define FLASHINFER_ATTENTION_SETTING(X, Workspace) \
   X(OptionalTensor, kv_indptr)                     \
   X(OptionalTensor, kv_indices)                    \
@@ -45,13 +45,14 @@ FLASHINFER_ARGUMENTS(TensorArguments, FLASHINFER_ATTENTION_TENSORS)
   X(double, rope_scale)                            \
   X(double, rope_theta)                            \
   X(int64_t, variant)
-// run() writes to the workspace; bind() notes where it is.
+// run() writes to the workspace. bind() only stores its address.
 #define FLASHINFER_ATTENTION_RUN_SETTING(X) FLASHINFER_ATTENTION_SETTING(X, WrittenOptional<'c'>)
 #define FLASHINFER_ATTENTION_BIND_SETTING(X) FLASHINFER_ATTENTION_SETTING(X, OptionalTensor)
 FLASHINFER_ARGUMENTS(RunSetting, FLASHINFER_ATTENTION_RUN_SETTING)
 FLASHINFER_ARGUMENTS(BindSetting, FLASHINFER_ATTENTION_BIND_SETTING)
 
-// Parameters of a variant: the configuration's lists, X(name, type, optional) of tensors and X(name, type) of scalars.
+// Parameters of a variant: the configuration's lists, X(name, type, optional) of tensors and X(name, type) of
+// scalars.
 struct VariantArguments {
 #define FLASHINFER_TENSOR_(name, type, optional) std::conditional_t<optional, OptionalTensor, Tensor> name;
 #define FLASHINFER_SCALAR_(name, type) std::conditional_t<std::is_integral_v<type>, int64_t, double> name;
@@ -70,7 +71,7 @@ struct VariantArguments {
 #undef FLASHINFER_SCALAR_
   }
 
-  // ADDITIONAL_SCHEMA begins with ", " where the lists end with it.
+  // ADDITIONAL_SCHEMA begins with ", ", but each list ends with it.
   static std::string text() {
     const std::string all(ADDITIONAL_SCHEMA);
     return all.empty() ? all : all.substr(2) + ", ";
@@ -99,7 +100,7 @@ struct VariantArguments {
   X(int64_t, variant)
 FLASHINFER_ARGUMENTS(PlanArguments, FLASHINFER_ATTENTION_PLAN)
 
-// What bind() is told of the calls to come; -1 where anything will do.
+// Expectations of bind() about later calls. -1 accepts anything.
 #define FLASHINFER_ATTENTION_EXPECTED(X) \
   X(int64_t, handle)                     \
   X(int64_t, q_dims)                     \
@@ -115,9 +116,9 @@ FLASHINFER_ARGUMENTS(PlanArguments, FLASHINFER_ATTENTION_PLAN)
   X(int64_t, kv_rows)
 FLASHINFER_ARGUMENTS(ExpectedArguments, FLASHINFER_ATTENTION_EXPECTED)
 
-// Bound calls. Keys and values may come as one cache of both, in k. Queries without a dimension of tokens are one
-// token's. Scales that are not given are those that were bound: a number takes torch as long as a tensor does, and None
-// next to nothing.
+// Arguments of bound calls. Keys and values may be one cache of both, in k. Queries without a dimension of
+// tokens belong to one token. Absent scales are those of bind(): torch needs as long for a number as for a
+// tensor, and next to nothing for None.
 #define FLASHINFER_ATTENTION_BOUND_TENSORS(X) X(Tensor, q) X(Tensor, k) X(OptionalTensor, v)
 #define FLASHINFER_ATTENTION_BOUND_RESULTS(X) X(Written<'a'>, out) X(WrittenOptional<'b'>, lse)
 #define FLASHINFER_ATTENTION_BOUND_CALL(X) \

@@ -1,8 +1,9 @@
-// Operators of few arguments: the others were given to bind() once, which keeps what it made of them under a number.
+// Operators with few arguments. bind() takes all other arguments once, and stores the checked result under a
+// handle.
 //
-// What torch needs to bring an argument from Python here takes as long as all that is done with it, and a call has
-// thirty. The number is the caller's choice; one that is not bound, or not any more, is an error. Tensors that were
-// bound are not kept alive: the caller does that until unbind().
+// torch needs as long to pass one argument from Python as this file needs to process it, and a call has
+// thirty. The caller chooses the handle. An unbound handle is an error. Bound tensors are not owned: the
+// caller keeps them alive until unbind().
 #pragma once
 
 #include <atomic>
@@ -15,13 +16,13 @@
 
 namespace flashinfer::binding {
 
-// What a call must bring; -1 where anything will do.
+// Properties that a call must have. -1 accepts anything.
 struct Expected {
   int64_t q_dims, rows;
-  bool more_rows;  // buffers of a captured graph may be longer than what was planned
+  bool more_rows;  // buffers of a captured graph may exceed the plan
   int64_t num_qo_heads, num_kv_heads;
   AttentionConfig config;
-  int64_t page_size, kv_rows;  // kv_rows: pages, or rows of ragged keys, that tables name
+  int64_t page_size, kv_rows;  // kv_rows: pages, or rows of ragged keys, in the tables
 
   Expected(const Check& check, const ExpectedArguments& given)
       : q_dims(given.q_dims),
@@ -71,7 +72,7 @@ struct Bound {
   }
 };
 
-// What is bound in this process. Never destroyed: a thread may still call when the process ends.
+// The handles of this process. Never destroyed: a thread may still call when the process ends.
 class BoundTable {
  public:
   static BoundTable& get() {
@@ -110,15 +111,15 @@ inline void bind(StableIValue* stack, uint64_t, uint64_t) {
 
 inline void unbind(int64_t handle) { BoundTable::get().drop(handle); }
 
-// So that what a plan is written over waits for whoever still reads it.
+// Returns the stream of a handle's last call, so that a plan waits for it before it overwrites a buffer.
 inline int64_t stream_of(int64_t handle) { return BoundTable::get().find(Check("stream_of"), handle)->stream; }
 
-// Sizes and strides of a view that has other dimensions than its tensor.
+// Sizes and strides of a view whose dimensions differ from its tensor's.
 struct Dims {
   int64_t sizes[4], strides[4];
 };
 
-// One token's queries or output, [heads, dim], as [1, heads, dim].
+// Views queries or output of one token, [heads, dim], as [1, heads, dim].
 inline View as_tokens(const View& one, Dims& dims) {
   View all = one;
   dims.sizes[0] = 1, dims.strides[0] = 0;
@@ -127,7 +128,7 @@ inline View as_tokens(const View& one, Dims& dims) {
   return all;
 }
 
-// Keys or values in pages of one token, [pages, heads, dim], with the dimension of tokens, which is left out there.
+// Views keys or values in pages of one token, [pages, heads, dim], with the missing dimension of tokens.
 inline View as_pages(const View& given, int64_t token_dim, Dims& dims) {
   View all = given;
   for (int64_t dim = 0; dim < 4; ++dim) {
@@ -138,7 +139,7 @@ inline View as_pages(const View& given, int64_t token_dim, Dims& dims) {
   return all;
 }
 
-// Keys (0) or values (1) of a cache of both.
+// Returns keys (0) or values (1) of a cache of both.
 inline View half_of(const View& cache, int64_t which, const char* name, Dims& dims) {
   View half = cache;
   for (int64_t dim = 0; dim < 4; ++dim) {
@@ -150,7 +151,7 @@ inline View half_of(const View& cache, int64_t which, const char* name, Dims& di
   return half;
 }
 
-// What every call brings, as views of the dimensions that kernels know.
+// The arguments of every bound call, as views with the dimensions that kernels expect.
 class BoundCall {
  public:
   BoundCall(const Check& check, const BoundTensors& tensors, const BoundScales& scales)
@@ -166,7 +167,7 @@ class BoundCall {
     bound_->expected.check(check, inputs_);
   }
 
-  // Memory for a result: [(tokens,) heads], and values' head_dim behind it.
+  // Returns a new output: [(tokens,) heads, head_dim of values].
   Tensor new_out() const {
     const int64_t sizes[] = {inputs_.num_tokens(), inputs_.num_heads(), v_.size(-1)};
     return empty(sizes + skipped(), 3 - skipped(), like_);
@@ -259,7 +260,7 @@ inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
   call.run(results.out, results.lse ? floats_of(*results.lse) : nullptr);
 }
 
-// bind() and unbind() are registered for every device: they may be given no tensor.
+// bind() and unbind() are registered for every device: they may have no tensor argument.
 #define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)                                           \
   STABLE_TORCH_LIBRARY_FRAGMENT(ns, m) {                                                      \
     using namespace flashinfer::binding;                                                      \

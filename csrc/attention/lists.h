@@ -1,4 +1,4 @@
-// The lists of a plan in a buffer: written on the host, and found again in its copy on the device.
+// The lists of a plan in a buffer: written on the host, and read from its device copy.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,8 @@
 
 namespace flashinfer::binding {
 
-// The plan's buffer, int32: a header, lengths of queries and keys, merges, items, and a ticket for each merge and head.
+// The plan's buffer, int32: a header, lengths of queries and keys, merges, items, and a ticket per merge and
+// head.
 constexpr int64_t kPlanHeader = 16;
 enum PlanField { kItems, kMerges, kTileRows, kSlotRows, kSlots, kMaxItems, kMaxMerges, kMaxSlots, kNeeded };
 
@@ -23,7 +24,7 @@ struct PlanLayout {
   }
 };
 
-// Where all tensors of a call are; the first one says it.
+// The device of all tensors of a call, which the first tensor defines.
 class Place {
  public:
   void must_hold(const Check& check, const View& arg) {
@@ -38,7 +39,7 @@ class Place {
   int type_ = 0, index_ = 0;
 };
 
-// A view of int32 numbers on the host.
+// Returns int32 numbers on the host, after checks.
 inline const int32_t* host_int32s(const Check& check, const View& arg, int64_t count) {
   check.dtype(arg, {DType::kInt32});
   check.shape(arg, {count});
@@ -48,7 +49,7 @@ inline const int32_t* host_int32s(const Check& check, const View& arg, int64_t c
   return static_cast<const int32_t*>(arg.data);
 }
 
-// Rows of all requests, whose lengths are looked at here.
+// Returns the number of rows of all requests, and checks their lengths.
 inline int64_t rows_of_requests(const Check& check, const PlanRequest& request) {
   int64_t rows = 0;
   for (int32_t b = 0; b < request.batch_size; ++b) {
@@ -61,13 +62,14 @@ inline int64_t rows_of_requests(const Check& check, const PlanRequest& request) 
   return rows;
 }
 
-// Makes the plan of `request` and writes it. `max_items` and `max_merges`: what the lists have room for, where a
-// captured graph has fixed that, else 0. A buffer that is too small gets the header alone: it says what is needed.
+// Makes the plan of `request` and writes it. `rows`: an upper bound on the rows of queries. `max_items` and
+// `max_merges`: the capacity of the lists if a captured graph fixes it, otherwise 0. A buffer that is too
+// small gets only the header, which contains the needed size.
 inline void write_lists(const Check& check, const View& buffer, const PlanRequest& request, int64_t rows,
                         int64_t max_items, int64_t max_merges) {
   const Plan made = plan(request);
   const int64_t batch_size = request.batch_size;
-  // What no other lengths of as many requests and rows can exceed.
+  // Bounds for all lengths of as many requests and rows.
   const int64_t most_tiles = rows / request.tile_rows + batch_size;
   const int64_t most_pieces = request.places / request.num_kv_heads + 1;
   check.dtype(buffer, {DType::kInt32});
@@ -99,7 +101,7 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
   std::fill(data + layout.size, data + needed, 0);
 }
 
-// Points the parameters to the lists of a plan. Returns how many tickets there are.
+// Points the parameters to the lists of a plan. Returns the number of tickets.
 inline int64_t use_plan(const Check& check, AttentionParams& params, const View& plan, int64_t batch_size) {
   check.dtype(plan, {DType::kInt32});
   check.contiguous(plan);
@@ -113,11 +115,11 @@ inline int64_t use_plan(const Check& check, AttentionParams& params, const View&
   params.merges = reinterpret_cast<const MergeItem*>(data + layout.merges);
   params.items = reinterpret_cast<const WorkItem*>(data + layout.items);
   params.tickets =
-      static_cast<uint32_t*>(plan.data) + layout.size;  // the one part that kernels write, and leave as it was
+      static_cast<uint32_t*>(plan.data) + layout.size;  // the only part that kernels write; they restore it
   return plan.numel - layout.size;
 }
 
-// Memory for partial results, or none.
+// Memory for partial states, or null.
 struct Partials {
   void* data = nullptr;
   int64_t bytes = 0;

@@ -1,4 +1,4 @@
-// What a call is told beside queries, keys, values and results, checked as far as these do not matter.
+// The arguments of a call other than queries, keys, values and results, with all checks that need only these.
 #pragma once
 
 #include "attention/arguments.h"
@@ -26,7 +26,7 @@ constexpr DType kind_of() {
   return DType::kOther;
 }
 
-// A contiguous tensor of T, or null where there is none.
+// Returns the data of a contiguous tensor of T, or null without a tensor.
 template <typename T>
 const T* data_of(const Check& check, const OptionalTensor& tensor, const char* name, Place& place,
                  int64_t at_least = 0) {
@@ -40,14 +40,14 @@ const T* data_of(const Check& check, const OptionalTensor& tensor, const char* n
   return static_cast<const T*>(view.data);
 }
 
-// A variant's parameters go where its functor reads them.
+// Stores a variant's parameter in the member that its functor reads.
 template <typename T>
 void put_parameter(const Check& check, const Tensor& tensor, T*& member, const char* name, Place& place) {
   const View view(tensor, name);
   check.dtype(view, {kind_of<T>()});
   check.contiguous(view);
   place.must_hold(check, view);
-  member = static_cast<T*>(view.data);  // what a variant does with its own is its business
+  member = static_cast<T*>(view.data);  // a variant may also write to its own tensors
 }
 template <typename T>
 void put_parameter(const Check& check, const OptionalTensor& tensor, T*& member, const char* name, Place& place) {
@@ -62,13 +62,13 @@ struct Setting {
   Params params{};
   Place place;
   int64_t max_slots, kv_layout, mask_bytes = 0;
-  int64_t tickets = 0;  // that the plan has room for
-  int64_t masks = 1;    // without a plan: how many mask_indptr tells apart
+  int64_t tickets = 0;  // capacity of the plan
+  int64_t masks = 1;    // without a plan: number of masks in mask_indptr
   int32_t variant;
   bool paged, planned;
   Partials workspace;
 
-  // `start`: where the first tensor that was seen before, a query, is.
+  // `start`: the device of an earlier tensor, the queries.
   template <typename Given>
   Setting(const Check& check, const Given& given, const VariantArguments& parameters, const Place& start)
       : place(start),
@@ -129,7 +129,7 @@ struct Setting {
     if (kv_layout != 0 && kv_layout != 1) check.fail("kv_layout", "wanted NHD or HND");
     params.mask_mode = mask_mode_of(check, given.mask_mode);
     params.window_left = check.int32("window_left", given.window_left);
-    AttentionParams& common = params;  // a variant may have parameters of its own of these two names
+    AttentionParams& common = params;  // a variant may have parameters of these two names
     common.custom_mask = data_of<uint8_t>(check, given.custom_mask, "custom_mask", place);
     common.mask_indptr = data_of<int32_t>(check, given.mask_indptr, "mask_indptr", place, requests + 1);
     if (given.custom_mask) mask_bytes = View(*given.custom_mask, "custom_mask").numel;
