@@ -53,8 +53,10 @@ class Shape:
         kv_data_type: str | torch.dtype | None,
         o_data_type: str | torch.dtype | None = None,
     ) -> Shape:
-        """The shape that ``plan()`` was called for: keys and the output have the queries' dtype by default,
-        and the output of queries of 8 bits float16."""
+        """Return the shape of a plan.
+
+        Keys and the output have the queries' dtype by default. The output of 8-bit queries is float16 by default.
+        """
         head_dim_vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         sizes = {
             "num_qo_heads": num_qo_heads, "num_kv_heads": num_kv_heads, "head_dim_qk": head_dim_qk,
@@ -76,11 +78,11 @@ class Shape:
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """What every problem of this shape has in common; see :class:`Bounds`."""
+        """Return the numbers that every problem of this shape shares; see :class:`Bounds`."""
         return self.problem(None, torch.empty(0, dtype=torch.int32, device="cpu")).fixed
 
     def problem(self, qo_indptr: torch.Tensor | None, kv_lens: torch.Tensor) -> Problem:
-        """Returns the problem of a batch: ``[batch_size + 1]`` and ``[batch_size]`` int32 on the host."""
+        """Return the problem of a batch: ``[batch_size + 1]`` and ``[batch_size]`` int32 on the host."""
         return Problem(
             qo_indptr, kv_lens, self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo,
             NUMBERS[self.dtype_q], NUMBERS[self.dtype_kv], NUMBERS[self.dtype_o],
@@ -171,7 +173,7 @@ class Scheduler:
         return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
     def fits(self, plan: Callable[..., None], problem: Problem, tile_rows: int) -> bool:
-        """Whether the kernels of another variant, whose operator is ``plan``, take lists made of tiles of as many rows."""
+        """Return whether another variant's kernels take lists of tiles with as many rows; ``plan`` is its operator."""
         key = (*problem.fixed, problem.variant, tile_rows)
         if key not in self._fitting:
             nothing = torch.empty(0, dtype=torch.int32, device="cpu")
@@ -196,7 +198,7 @@ class Scheduler:
         return torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=self.device.type == "cuda")
 
     def _bounds_for(self, plan: Callable[..., None], problem: Problem) -> Bounds:
-        """What the first plan fixed, or what this one does, being the first."""
+        """Return the bounds that the first plan fixed, or fix them if this is the first."""
         bounds = self.bounds
         if bounds is not None and bounds.fixed == problem.fixed:
             if problem.num_queries > bounds.num_queries:

@@ -95,7 +95,7 @@ def make_plan(
     requests: Requests, lists: Lists, extent: Extent, options: Options, operators: Operators, *,
     device: torch.device, graph_rows: int | None, more_rows: bool,
 ) -> Plan:  # fmt: skip
-    """Lists with options.
+    """Join lists of work with the options of a plan.
 
     Args:
         graph_rows: where one captured graph serves all plans, the queries that it was captured for: what it compares

@@ -61,9 +61,9 @@ class Parameters(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a plan is made for: the arguments of the operator ``plan`` behind the buffer that it fills.
+    """Problem of a plan: the arguments of the operator ``plan`` after the buffer that it fills.
 
-    ``max_items``, ``max_merges`` and ``tile_rows`` are 0 where no captured graph has fixed them.
+    ``max_items``, ``max_merges`` and ``tile_rows`` are 0 unless a captured graph has fixed them.
     """
 
     qo_indptr: Tensor | None  # on the host; None: one query for each request
@@ -99,7 +99,7 @@ class Problem(NamedTuple):
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """What all plans have in common that serve one captured graph."""
+        """Return the numbers that all plans for one captured graph share."""
         return self[2:9]
 
     def bytes_of(self, max_slots: int, slot_rows: int) -> int:

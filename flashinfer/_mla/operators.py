@@ -26,9 +26,9 @@ from ..jit.probe import probe
 
 
 class Problem(NamedTuple):
-    """What a plan is made for: arguments of ``mla_plan`` behind the buffer that it fills, but for those at the end.
+    """Problem of a plan: the arguments of ``mla_plan`` after the buffer that it fills, except the last ones.
 
-    ``max_items``, ``max_merges`` and ``tile_rows`` are 0 where no captured graph has fixed them.
+    ``max_items``, ``max_merges`` and ``tile_rows`` are 0 unless a captured graph has fixed them.
     """
 
     qo_indptr: torch.Tensor | None  # on the host; None: one query for each request
@@ -52,11 +52,11 @@ class Problem(NamedTuple):
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """What all plans have in common that serve one captured graph."""
+        """Return the numbers that all plans for one captured graph share."""
         return (self.num_heads, self.causal)
 
     def bytes_of(self, max_slots: int, slot_rows: int) -> int:
-        """Of partial results: the output's columns and the lse, float32."""
+        """Return the bytes of partial states: the output's columns, m and l, each float32."""
         return max_slots * slot_rows * (self.head_dim_ckv + 2) * 4
 
 
