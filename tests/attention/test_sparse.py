@@ -184,7 +184,7 @@ def test_bad_runs(device):
         wrapper.run(q.bfloat16(), k, v)
     with pytest.raises(ValueError, match="out: got shape"):
         wrapper.run(q, k, v, out=q[1:])
-    with pytest.raises(TypeError, match="BlockSparseAttentionWrapper: scale_k: got str, wanted a number"):
+    with pytest.raises(TypeError, match="BlockSparseAttentionWrapper.run: scale_k: got str, wanted a number"):
         wrapper.run(q, k, v, scale_k="a")
     wrapper.reset_workspace_buffer(workspace(device), workspace(device))
     with pytest.raises(ValueError, match="got no plan"):

@@ -29,15 +29,15 @@ def attend(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, dim: int = 
     "options, kind, message",
     [
         (dict(dropout=0.1), ValueError, "attention_dropout: got 0.1 in training, wanted 0"),
-        (dict(output_attentions=True), ValueError, "output_attentions: got weights of attention among the outputs"),
+        (dict(output_attentions=True), ValueError, "output_attentions: got attention weights among the outputs"),
         (dict(s_aux=torch.ones(4)), ValueError, "s_aux: got attention sinks, wanted none"),
-        (dict(position_bias=torch.ones(4)), ValueError, "position_bias: got a bias of positions, wanted none"),
+        (dict(position_bias=torch.ones(4)), ValueError, "position_bias: got a position bias, wanted none"),
         (dict(dtype=torch.float64), TypeError, r"got torch.float64 on \w+, wanted one of .*: load the model with dtype="),
         (dict(dim=60), ValueError, "head_dim: got 60, wanted"),
         (
             dict(attention_mask=torch.zeros(2, 1, 3, 3)),
             TypeError,
-            "attention_mask: got torch.float32, wanted torch.bool, True where a query sees a key",
+            "attention_mask: got torch.float32, wanted torch.bool, True if a query sees a key",
         ),
         *(
             (dict(attention_mask=torch.ones(*shape).bool()), ValueError, re.escape(f"got shape {list(shape)}, wanted"))
@@ -99,9 +99,7 @@ assert "transformers" not in sys.modules
 
 def test_without_transformers(monkeypatch):
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "5.9.1")
-    with pytest.raises(
-        DependencyError, match=r"got 5.9.1, wanted 5.17 or newer: pip install 'flashinfer-python\[transformers\]'"
-    ):
+    with pytest.raises(DependencyError, match=r"got 5.9.1, wanted 5.17 or newer: pip install -e '\.\[transformers\]'"):
         register()
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(DependencyError, match="transformers: cannot be imported") as caught:
