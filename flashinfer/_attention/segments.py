@@ -42,8 +42,8 @@ def variable_length_merge_states(
     states, _, _ = bind(
         op, v=(v, "states heads head_dim", WIDE_FLOATS), s=(s, "states heads", WIDE_FLOATS)
     )  # fmt: skip
-    indptr = index_table(op, "indptr", indptr)
     check_one_device(op, ("v", "indptr"), (v, indptr))
+    indptr = index_table(op, "indptr", indptr)
     s = s.float()
     if indptr.numel() < 1:
         raise ValueError(f"{op}: indptr: got no element, wanted [segments + 1]")
@@ -52,9 +52,10 @@ def variable_length_merge_states(
         if (first, end) != (0, states):
             raise ValueError(f"{op}: indptr: got {first} to {end}, wanted 0 to {states}, all states of v")
     segments = indptr.numel() - 1
-    # A search, unlike repeat_interleave, neither reads lengths on the host nor asserts on the device.
-    numbers = torch.arange(states, device=v.device, dtype=indptr.dtype)
-    segment = torch.searchsorted(indptr[1:].contiguous(), numbers, right=True).clamp(max=max(segments - 1, 0))
+    # Counting begins, unlike repeat_interleave, neither reads lengths on the host nor asserts on the device.
+    begins = indptr[1:-1].clamp(0, states).long()
+    counts = torch.zeros(states + 1, dtype=torch.int64, device=v.device)
+    segment = counts.index_add(0, begins, torch.ones_like(begins)).cumsum(0)[:states]
     rows = segment[:, None].expand_as(s)
     highest = s.new_full((segments, s.shape[1]), -math.inf).scatter_reduce(0, rows, s, "amax")
     reference = torch.where(highest.isinf(), 0.0, highest)

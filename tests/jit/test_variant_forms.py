@@ -171,7 +171,7 @@ def test_the_librarys_headers_win_over_namesakes(tmp_path):
 
 def test_a_header_called_as_the_configuration_is_refused(tmp_path):
     (tmp_path / "attention_config.h").write_text(FLASH_SIGMOID)
-    with pytest.raises(ValueError, match=r"variant_decl: got a header called attention_config\.h.*wanted another name"):
+    with pytest.raises(ValueError, match=r"variant_decl: got a header named attention_config\.h.*wanted another name"):
         variant(tmp_path / "attention_config.h", "FlashSigmoid")
 
 
