@@ -12,18 +12,18 @@ import pytest
 from ..support.processes import ROOT, python_path
 from ..support.users import can
 
-# Builds, hits, compile and link errors, several modules in one run.
+# Builds, hits, compile and link errors, several modules in one run. pytest refuses a name that no test has.
 TESTS = [
-    "a_compile_error",
-    "a_link_error",
-    "one_broken_module",
-    "test_many_processes_without_locks",
-    "no_place_for_locks",
+    "test_build.py::test_a_compile_error",
+    "test_build.py::test_a_link_error",
+    "test_build.py::test_one_broken_module_does_not_stop_the_others",
+    "test_faults.py::test_many_processes_without_locks",
+    "test_faults.py::test_no_directory_for_locks",
 ]
 RUN = """
 import sys, pytest
-files = ["tests/jit/test_build.py", "tests/jit/test_faults.py"]
-sys.exit(pytest.main(["-q", "-s", "-p", "no:cacheprovider", "-n", "0", "--basetemp", sys.argv[1], "-k", sys.argv[2], *files]))
+options = ["-q", "-s", "-p", "no:cacheprovider", "-n", "0", "--basetemp", sys.argv[1]]
+sys.exit(pytest.main([*options, *(f"tests/jit/{name}" for name in sys.argv[2:])]))
 """
 NO_ACCOUNT = "import pwd\npwd.getpwuid = {}.__getitem__\n"
 NO_TEMPORARY = "import tempfile\ntempfile._candidate_tempdir_list = lambda: ['/proc/nowhere']\n"
@@ -32,7 +32,7 @@ NO_TEMPORARY = "import tempfile\ntempfile._candidate_tempdir_list = lambda: ['/p
 def run(program: str, tmp_path: Path, *before: str, **variables: str | None) -> None:
     given = {**os.environ, "PYTHONPATH": python_path(ROOT), **variables}
     environment = {name: value for name, value in given.items() if value is not None and "PYTEST" not in name}
-    command = [*before, sys.executable, "-c", program + RUN, str(tmp_path / "base"), " or ".join(TESTS)]
+    command = [*before, sys.executable, "-c", program + RUN, str(tmp_path / "base"), *TESTS]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=500)
     assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr
 
