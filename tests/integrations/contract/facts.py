@@ -45,7 +45,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Question:
-    """What an engine asks: all names of ``asked`` are there, or not. ``calls`` follow a yes."""
+    """Question of an engine: whether all names of ``asked`` exist. A yes is followed by ``calls``."""
 
     engine: str
     capability: str
