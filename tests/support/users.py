@@ -11,16 +11,21 @@ from pathlib import Path
 
 SOMEBODY = 12345  # without an account
 
-# A folder on the way to the interpreter that others cannot enter, such as /root, is replaced by one with only
-# that path, in a mount namespace of the program.
+# Arguments are pairs of a folder that others cannot enter, such as /root, and an entry of it that they need.
+# In the mount namespace of the program the folder has only these entries.
 _OPEN = """
 set -e
+leave() { test -z "$real" || { umount "$real"; rmdir "$real"; }; }
 while [ "$1" != -- ]; do
-  real=$(mktemp -d)
-  mount --bind "$1" "$real"; mount -t tmpfs -o mode=755 tmpfs "$1"
-  mkdir "$1/$2"; mount --bind "$real/$2" "$1/$2"; umount "$real"; rmdir "$real"
+  if [ "$1" != "$parent" ]; then
+    leave
+    parent=$1 real=$(mktemp -d)
+    mount --bind "$parent" "$real"; mount -t tmpfs -o mode=755 tmpfs "$parent"
+  fi
+  mkdir "$parent/$2"; mount --bind "$real/$2" "$parent/$2"
   shift 2
 done
+leave
 shift
 exec "$@"
 """
@@ -39,10 +44,13 @@ def as_somebody() -> tuple[str, ...] | None:
     become = ("setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups")
     if os.geteuid() != 0 or not can(*become) or not can("unshare", "-m"):
         return None
-    way = Path(os.path.realpath(sys.executable))
-    closed = [(parent, child.name) for child, parent in zip((way, *way.parents), way.parents, strict=False)
-              if not parent.stat().st_mode & 0o001]  # fmt: skip
-    words = [str(word) for pair in reversed(closed) for word in pair]
+    # The interpreter is a link in a virtual environment, and the libraries are next to the link.
+    ways = [Path(os.path.abspath(sys.executable)), Path(os.path.realpath(sys.executable))]
+    steps = {
+        (parent, child.name) for way in ways for child, parent in zip((way, *way.parents), way.parents, strict=False)
+    }
+    closed = sorted(step for step in steps if not step[0].stat().st_mode & 0o001)
+    words = [str(word) for pair in closed for word in pair]
     return ("unshare", "-m", "sh", "-c", _OPEN, "sh", *words, "--", *become)
 
 

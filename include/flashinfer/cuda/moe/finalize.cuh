@@ -10,12 +10,14 @@
 
 namespace flashinfer::cuda {
 
+constexpr int kFinalizeThreads = 128;
+
 template <typename T, typename Out, int kN>
-__global__ void __launch_bounds__(kMoeThreads) finalize_kernel(const FinalizeParams p) {
+__global__ void __launch_bounds__(kFinalizeThreads) finalize_kernel(const FinalizeParams p) {
   wait_for_inputs();
   let_next_start();
-  const int64_t token = blockIdx.x, first = (int64_t{blockIdx.y} * kMoeThreads + threadIdx.x) * kN;
-  for (int64_t at = first; at < p.size; at += int64_t{gridDim.y} * kMoeThreads * kN) {
+  const int64_t token = blockIdx.x, first = (int64_t{blockIdx.y} * kFinalizeThreads + threadIdx.x) * kN;
+  for (int64_t at = first; at < p.size; at += int64_t{gridDim.y} * kFinalizeThreads * kN) {
     float total[kN] = {};
     for (int64_t slot = token * p.top_k; slot < (token + 1) * p.top_k; ++slot) {
       const int32_t row = p.rows[slot];
@@ -40,9 +42,9 @@ void finalize(const FinalizeParams& p, const Launch& where) {
   constexpr int kN = kVecBytes / static_cast<int>(sizeof(T) > sizeof(Out) ? sizeof(T) : sizeof(Out));
   const bool fits =
       fits_vectors<T>({p.input}, p.input_stride, p.size) && fits_vectors<Out>({p.out}, p.out_stride, p.size);
-  const int64_t step = int64_t{kMoeThreads} * (fits ? kN : 1), columns = (p.size + step - 1) / step;
+  const int64_t step = int64_t{kFinalizeThreads} * (fits ? kN : 1), columns = (p.size + step - 1) / step;
   const dim3 grid(static_cast<unsigned>(p.tokens), static_cast<unsigned>(columns < 65535 ? columns : 65535));
-  launch(fits ? finalize_kernel<T, Out, kN> : finalize_kernel<T, Out, 1>, grid, kMoeThreads, where, p);
+  launch(fits ? finalize_kernel<T, Out, kN> : finalize_kernel<T, Out, 1>, grid, kFinalizeThreads, where, p);
 }
 
 template <typename T>
