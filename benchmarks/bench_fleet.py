@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashinfer.jit.store_remote import herd, transport
+from flashinfer.jit.remote import transfer, transport
 
 SIZE, LINK, LIMIT = 1_300_000, 10e9 / 8, 5500.0  # bytes of a module, bytes/s of a host, GET/s of a partition
 COMPILE, CPUS = 30.0, 32  # seconds of a module, and modules that a host compiles at once
@@ -100,7 +100,7 @@ class Simulation:
 class Host:
     """One host.
 
-    The first of its ranks holds the module's lock, so the host asks once, ``herd.AT_ONCE`` at a time.
+    The first of its ranks holds the module's lock, so the host asks once, ``transfer.AT_ONCE`` at a time.
     """
 
     def __init__(self, of: Simulation, number: int) -> None:
@@ -110,7 +110,7 @@ class Host:
         self.script, self.busy = list[tuple[float, Exception | None]](), 0
 
     def start(self, now: float) -> None:
-        for _ in range(herd.AT_ONCE):
+        for _ in range(transfer.AT_ONCE):
             self.busy += 1
             self.next(now)
 
@@ -208,11 +208,11 @@ class Objects(BaseHTTPRequestHandler):
 HERD = """
 import os, sys, time
 from flashinfer.jit import gen_jit_spec
-import flashinfer.jit.build, flashinfer.jit.store_remote.herd
+import flashinfer.jit.build, flashinfer.jit.remote.transfer
 count, source = int(sys.argv[1]), sys.argv[2]
 for _ in range(count):
     if os.fork() == 0:
-        gen_jit_spec("herd", [source]).build()
+        gen_jit_spec("crowd", [source]).build()
         os._exit(0)
 codes = [os.wait()[1] for _ in range(count)]
 sys.exit(any(codes))

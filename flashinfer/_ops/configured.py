@@ -16,9 +16,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .. import env
-from ..jit import store
 from ..jit.events import emit
 from ..jit.load import load
+from ..jit.lookup import look_up
 from ..jit.module import JitSpec
 from .errors import on_copies
 
@@ -72,9 +72,9 @@ def load_configured(spec: JitSpec) -> Any:
         BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
     """
     several = _dispatching(spec)
-    if several is None or store.look_up(spec).artifact is not None:
+    if several is None or look_up(spec).artifact is not None:
         return load(spec)
-    lookup = store.look_up(several, dict(spec.coverage))
+    lookup = look_up(several, dict(spec.coverage))
     if lookup.artifact is not None:
         several = several.covering(lookup.artifact.manifest["coverage"])
         # A process holds one dispatching module of each name: the first one that it loads.
@@ -88,9 +88,9 @@ def load_configured(spec: JitSpec) -> Any:
 def covered(spec: JitSpec) -> bool:
     """Return whether a dispatching module that was built ahead of time replaces the module of ``spec``."""
     several = _dispatching(spec)
-    if several is None or store.look_up(spec).artifact is not None:
+    if several is None or look_up(spec).artifact is not None:
         return False
-    return store.look_up(several, dict(spec.coverage)).artifact is not None
+    return look_up(several, dict(spec.coverage)).artifact is not None
 
 
 def _dispatching(spec: JitSpec) -> JitSpec | None:

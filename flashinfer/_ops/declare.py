@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ..jit.load import load
+from ..jit.lookup import Needs
 from ..jit.module import JitSpec
 from ..jit.spec import BACKENDS
-from ..jit.store import Needs
 from . import declared
 from .errors import check_dense, check_one_device, on_copies, on_one_device, type_error, value_error
 from .route import General, Gradient, routed

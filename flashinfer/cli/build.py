@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..jit import build, frozen, store
+from ..jit import build, frozen
+from ..jit.lookup import look_up
 from . import aot
 from .display import Display, row, row_of, tell_failures
 from .table import show, size
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("build NAME: wanted no other options than --verbose, --jobs and --json")
     rows, requests = [], []
     for spec in named(options.names):
-        lookup = store.look_up(spec)
+        lookup = look_up(spec)
         if lookup.artifact is not None:
             rows.append(row(spec.name, "ready", lookup.artifact.archs, lookup.artifact))
         else:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..jit import store
 from ..jit.artifact import Artifact
+from ..jit.lookup import Machine, artifacts
 from ..jit.machine.identity import Identity
 from ..jit.spec import Spec
-from ..jit.store import Here
 from .table import plain
 
 Differences = dict[str, tuple[Any, Any]]  # field -> value of the artifact, value that a load needs
@@ -17,13 +16,13 @@ Differences = dict[str, tuple[Any, Any]]  # field -> value of the artifact, valu
 
 def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
     """Return the artifact of the module's name that differs in the fewest fields, and these differences."""
-    here = Here(spec, writes=False)
+    here = Machine(spec, writes=False)
     wanted = spec.fields()
     if here.target is not None:
         wanted["archs"] = list(here.target.archs)
     tools = {} if here.identity is None else {"toolchain": here.identity}
     best: tuple[Artifact | None, Differences] = None, {}
-    for found in store.artifacts(spec.name):
+    for found in artifacts(spec.name):
         # Artifacts built ahead of time may come from any tools.
         differing = compare(found, wanted if found.is_prebuilt else wanted | tools)
         if best[0] is None or len(differing) < len(best[1]):

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..errors import ArtifactError
-from ..jit import store
 from ..jit.artifact import Artifact, read, verified
+from ..jit.lookup import look_up
 from ..jit.machine.workspace import scratch
 from ..jit.modules import Matrix, matrix_specs
 from .display import row
@@ -71,15 +71,15 @@ def _chosen(options: argparse.Namespace) -> Iterator[Artifact]:
     elif options.specs is not None:
         with scratch() as folder:
             for recorded in recorded_specs(options.specs, folder):
-                lookup = store.look_up(recorded.spec, recorded.needs)
+                lookup = look_up(recorded.spec, recorded.needs)
                 yield _whole(lookup.artifact or lookup.reason, recorded.spec.name)
     elif options.names:
         for spec in named(options.names):
-            lookup = store.look_up(spec)
+            lookup = look_up(spec)
             yield _whole(lookup.artifact or lookup.reason, spec.name)
     else:
         for spec in matrix_specs(Matrix()):
-            if (found := store.look_up(spec).artifact) is not None:
+            if (found := look_up(spec).artifact) is not None:
                 yield found
 
 

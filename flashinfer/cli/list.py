@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import env
-from ..jit import store
 from ..jit.artifact import Artifact, read
+from ..jit.lookup import Lookup, look_up
 from ..jit.machine.workspace import workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import Spec
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     ``missing`` (not built).
     """
     specs = {spec.name: spec for spec in matrix_specs(Matrix())}
-    looked_up = {name: store.look_up(spec) for name, spec in specs.items()}
+    looked_up = {name: look_up(spec) for name, spec in specs.items()}
     rows = [_artifact_row(name, path, specs.get(name), looked_up.get(name)) for name, path in _directories()]
     for name, lookup in looked_up.items():
         if lookup.artifact is None:
@@ -63,7 +63,7 @@ def _row(name: str, state: str, spec: Spec | None, **more: Any) -> dict[str, Any
     return {**row, **more}
 
 
-def _artifact_row(name: str, directory: Path, spec: Spec | None, lookup: store.Lookup | None) -> dict[str, Any]:
+def _artifact_row(name: str, directory: Path, spec: Spec | None, lookup: Lookup | None) -> dict[str, Any]:
     found = read(directory, name)
     if not isinstance(found, Artifact):
         return _row(name, "broken", spec, why=found or "empty", where=directory)
@@ -91,7 +91,7 @@ def _entries(directory: Path) -> list[Path]:
         return []
 
 
-def _state(found: Artifact, spec: Spec | None, lookup: store.Lookup | None) -> tuple[str, str]:
+def _state(found: Artifact, spec: Spec | None, lookup: Lookup | None) -> tuple[str, str]:
     """Return the state of an artifact and the reason for it."""
     if spec is None or lookup is None:
         return "other", ""

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from .. import env
 from ..errors import WorkspaceError
-from ..jit import store
 from ..jit.artifact import Artifact
+from ..jit.lookup import Machine, look_up, workspace_directory
 from ..jit.machine import trust
 from ..jit.machine.target import narrowed
 from ..jit.machine.workspace import scratch, workspace
+from ..jit.remote.objects import Wanted
+from ..jit.remote.signing import keygen, signer, trusted_keys
+from ..jit.remote.transfer import fetch, fetch_default, linkable, repair
+from ..jit.remote.transport import Store
 from ..jit.report import write
 from ..jit.specfile import RecordedSpec
-from ..jit.store_remote.herd import fetch, fetch_default, linkable, repair
-from ..jit.store_remote.objects import Wanted
-from ..jit.store_remote.signing import keygen, signer, trusted_keys
-from ..jit.store_remote.transport import Store
 from .display import row
 from .table import Row, show, size
 from .usage import Add, UsageError, json_option, named, recorded_specs, unique_by_name
@@ -73,7 +73,7 @@ def _keygen(options: argparse.Namespace) -> int:
 def _push(one: Store, recorded: list[RecordedSpec], to: Path | None) -> list[Row]:
     sign, rows = signer() if one.signed else None, list[Row]()
     for module in recorded:
-        lookup = store.look_up(module.spec, module.needs)
+        lookup = look_up(module.spec, module.needs)
         if lookup.artifact is None:
             rows.append(row(module.spec.name, "missing", (), None, lookup.reason))
         else:
@@ -95,19 +95,19 @@ def _pull(one: Store, recorded: list[RecordedSpec], to: Path | None) -> list[Row
 
 def _pulled(one: Store, recorded: RecordedSpec, to: Path | None) -> Row:
     """Pull a module: any build for the archs into a directory, or this machine's build into the workspace."""
-    spec, here = recorded.spec, store.Here(recorded.spec)
+    spec, here = recorded.spec, Machine(recorded.spec)
     key = spec.key
     target = (recorded.target() if to else None) or here.asked
     archs = narrowed(target, spec.archs, spec.name).archs if target is not None else recorded.archs
 
     def place(build_key: str) -> Path:
-        return to / spec.name if to else store.workspace_directory(workspace(), spec, key, build_key)
+        return to / spec.name if to else workspace_directory(workspace(), spec, key, build_key)
 
     def refusal(found: Artifact) -> str | None:
         return linkable(found) if to else here.refuses(found)
 
     found, build = None, here.build_key(key)
-    if to is None and (found := store.look_up(spec, recorded.needs).artifact) is not None:
+    if to is None and (found := look_up(spec, recorded.needs).artifact) is not None:
         return row(spec.name, "there already", found.archs, found)
     if build and archs == (here.target and here.target.archs):
         found = fetch([one], Wanted(spec.name, key, build), place(build), refusal)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import env
-from ..jit import store
+from ..jit.lookup import Machine, look_up
 from ..jit.machine.target import (
     CPU_LEVELS,
     Target,
@@ -33,7 +33,7 @@ from .table import show
 from .usage import Add, UsageError, cuda_archs, json_option, recorded_specs
 
 
-class There(store.Here):
+class OtherMachine(Machine):
     """Another machine, with the tools and the environment of this one."""
 
     loads = False
@@ -97,7 +97,7 @@ def _specs(options: argparse.Namespace, folder: Path) -> list[RecordedSpec]:
 
 def _row(recorded: RecordedSpec, options: argparse.Namespace) -> dict[str, object]:
     spec = recorded.spec
-    lookup = store.look_up(spec, recorded.needs, here=_machine(recorded, options))
+    lookup = look_up(spec, recorded.needs, machine=_machine(recorded, options))
     why = "" if lookup.artifact is not None else lookup.reason
     if why and recorded.key != spec.key:
         why += "; it was recorded with other sources than those here"
@@ -111,10 +111,10 @@ def _row(recorded: RecordedSpec, options: argparse.Namespace) -> dict[str, objec
     }
 
 
-def _machine(recorded: RecordedSpec, options: argparse.Namespace) -> store.Here:
+def _machine(recorded: RecordedSpec, options: argparse.Namespace) -> Machine:
     """Return the machine that options describe, else this one, else (without a GPU) the one of the trace."""
     if recorded.spec.backend == "cpu" and options.cpu_arch is not None:
-        return There(recorded.spec, (), options.cpu_arch)
+        return OtherMachine(recorded.spec, (), options.cpu_arch)
     if recorded.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else recorded.archs)):
-        return There(recorded.spec, tuple(sorted(set(map(capability, archs)))), "")
-    return store.Here(recorded.spec, writes=False)
+        return OtherMachine(recorded.spec, tuple(sorted(set(map(capability, archs)))), "")
+    return Machine(recorded.spec, writes=False)

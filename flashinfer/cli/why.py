@@ -6,10 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..jit import store
+from ..jit.lookup import Machine, look_up
 from ..jit.machine.workspace import scratch
 from ..jit.module import JitSpec
-from ..jit.store import Here
 from .difference import apart, nearest
 from .table import show
 from .usage import Add, UsageError, json_option, named, recorded_specs
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if a load uses an artifact as it is, and 1 if it would have to build the module."""
     with scratch() as folder:
         spec, needs = _spec(options.name, options.specs, folder)
-        lookup = store.look_up(spec, needs, here=Here(spec, writes=False))
+        lookup = look_up(spec, needs, machine=Machine(spec, writes=False))
         found, differing = (lookup.artifact, {}) if lookup.artifact is not None else nearest(spec)
     rows = [{"field": name, "wanted": wanted, "nearest": has} for name, (has, wanted) in differing.items()]
     if options.json:

@@ -1,10 +1,10 @@
 """The build system: specs, one ninja graph, and a cache of artifacts.
 
 The files in the order of their use: ``spec`` (a value) and ``module`` (its methods) -> ``closure`` ->
-``store`` (lookup), ``artifact`` and ``machine/trust`` (checks) -> ``machine/target``, ``machine/toolchain``
+``lookup``, ``artifact`` and ``machine/trust`` (checks) -> ``machine/target``, ``machine/toolchain``
 -> ``build`` -> ``host/lock`` -> ``run`` (``ninja``, and before each compiler ``worker``) -> ``publish`` ->
 ``load``. ``probe`` predicts a load, ``frozen`` forbids builds, ``modules`` has one file per family. ``group``
-coordinates ranks, ``background`` prefetches, ``store_remote`` shares artifacts between machines. Nothing here
+coordinates ranks, ``background`` prefetches, ``remote`` shares artifacts between machines. Nothing here
 imports torch before a module is loaded.
 """
 

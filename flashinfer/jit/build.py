@@ -11,13 +11,14 @@ from pathlib import Path
 
 from .. import env
 from ..errors import ArtifactError, FlashInferError, JitTimeoutError, ReentrantBuildError, ToolchainError
-from . import frozen, process, store, store_remote
+from . import frozen, process, remote
 from .artifact import Artifact, build_key, read, verified
 from .capture import WARM_UP, refuse_capture
 from .events import emit
 from .host import history, timeline
 from .host.lock import Hold, try_hold, wait
 from .host.progress import ConsoleProgress, Watch
+from .lookup import Lookup, look_up, workspace_directory
 from .machine.target import Target, narrowed, wanted_target
 from .machine.toolchain import find_toolchain
 from .machine.workspace import roots, workspace
@@ -44,10 +45,10 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
         JitFrozenError, ToolchainError: a module is missing and must not, or cannot, be built.
     """
     found: dict[Spec, Artifact] = {}
-    missing: dict[Spec, store.Lookup] = {}
+    missing: dict[Spec, Lookup] = {}
     for spec in dict.fromkeys(specs):
         record(spec)
-        lookup = store.look_up(spec)
+        lookup = look_up(spec)
         if lookup.artifact is not None and (skip_prebuilt or not lookup.artifact.is_prebuilt):
             emit("hit", spec.name, lookup.ms, path=lookup.artifact.path)
             found[spec] = lookup.artifact
@@ -57,12 +58,12 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
     return [found[spec] for spec in specs]
 
 
-def build_missing(missing: Mapping[Spec, store.Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
+def build_missing(missing: Mapping[Spec, Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
     """Build the modules of failed lookups."""
     requests, built = [], dict[Spec, Artifact]()
     for spec, lookup in missing.items():
         emit("miss", spec.name, lookup.ms, reason=lookup.reason)
-        lookup = store_remote.without_building(spec, lookup)
+        lookup = remote.without_building(spec, lookup)
         if lookup.artifact is not None:
             built[spec] = lookup.artifact
             continue
@@ -96,14 +97,14 @@ def make_request(
         raise ToolchainError(f"module {spec.name!r} cannot be built: {err}") from None
     target, key = narrowed(target, spec.archs, spec.name), key or spec.key
     if destination is None:
-        destination = store.workspace_directory(workspace(), spec, key, build_key(key, target, identity))
+        destination = workspace_directory(workspace(), spec, key, build_key(key, target, identity))
     return Request(spec, target, toolchain, key, destination)
 
 
 def finished(request: Request) -> Artifact | None:
     """Return an existing artifact that equals the build, at its destination or in the workspace."""
     spec, key = request.spec, request.build_key
-    in_workspace = [store.workspace_directory(root, spec, request.key, key) for root in roots()]
+    in_workspace = [workspace_directory(root, spec, request.key, key) for root in roots()]
     for place in dict.fromkeys([request.destination, *in_workspace]):
         found = read(place, spec.name)
         if isinstance(found, Artifact) and found.manifest["build_key"] == key:
@@ -137,20 +138,20 @@ def run(
         raise ValueError("requests: got two modules of one name, wanted distinct names")
     if not requests:
         return []
-    store_remote.prepare()
+    remote.prepare()
     building = _Building(requests, jobs)
     while building.pending:
         holds: dict[Request, Hold] = {}
         try:
             building.take(holds)
-            building.outcomes |= store_remote.fetched(holds)
+            building.outcomes |= remote.fetched(holds)
             if holds:
                 building.build(holds, verbose or env.JIT_VERBOSE.get(), watch)
         finally:
             for hold in holds.values():
                 hold.abandon()
     outcomes = [building.outcomes[request] for request in requests]
-    store_remote.publish(outcomes)
+    remote.publish(outcomes)
     if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
         with process.one_step():
             from .gc import in_background  # imported only here, because only few builds collect

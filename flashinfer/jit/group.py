@@ -18,11 +18,11 @@ from typing import Any
 
 from .. import env
 from ..errors import GroupError
-from . import store
 from .artifact import Artifact
 from .build import build_jit_specs
 from .events import emit
 from .host import lock
+from .lookup import Lookup, Machine, look_up
 from .machine.workspace import workspace_root
 from .report import say
 from .spec import Spec
@@ -74,19 +74,19 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
         raise ValueError(f"timeout: got {timeout!r}, wanted a positive number of seconds")
     if not (dist.is_available() and dist.is_initialized()):
         return build_jit_specs(specs)
-    specs, found = list(specs), dict[Spec, store.Lookup]()
+    specs, found = list(specs), dict[Spec, Lookup]()
     session = _Session(group, timeout)
 
-    def look_up() -> RankState:
+    def state() -> RankState:
         for spec in dict.fromkeys(specs):
             record(spec)
-            found[spec] = store.look_up(spec)
-        lacks = {spec.name: store.Here(spec).build_key(one.key) for spec, one in found.items() if one.artifact is None}
+            found[spec] = look_up(spec)
+        lacks = {spec.name: Machine(spec).build_key(one.key) for spec, one in found.items() if one.artifact is None}
         publishes = env.STORE.is_set and env.STORE_PUBLISH.get()
         return RankState(_host(), {spec.name: one.key for spec, one in found.items()}, lacks, publishes)
 
     try:
-        states = session.round(look_up)
+        states = session.round(state)
         if _is_done(states.values()):
             for spec, one in found.items():
                 assert one.artifact is not None

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModuleLoadError, ReentrantBuildError
-from . import process, store
+from . import process
 from .artifact import MANIFEST, Artifact, verified
 from .capture import WARM_UP, refuse_capture
 from .events import emit
+from .lookup import Lookup, Needs, is_of, look_up
 from .machine.workspace import NOEXEC, is_noexec, workspace_root
 from .spec import Spec
 from .trace import record
@@ -29,7 +30,7 @@ _loading = set[str]()  # modules whose lock is held
 _numbers = iter(
     itertools.count().__next__, None
 )  # not the count itself: Dynamo copies it, which Python 3.12 deprecates
-Builder = Callable[[Mapping[Spec, store.Lookup]], Mapping[Spec, Artifact]]
+Builder = Callable[[Mapping[Spec, Lookup]], Mapping[Spec, Artifact]]
 
 
 def _start_afresh() -> None:
@@ -41,10 +42,10 @@ def _start_afresh() -> None:
 os.register_at_fork(after_in_child=_start_afresh)
 
 
-def load(spec: Spec, needs: store.Needs | None = None) -> Any:
+def load(spec: Spec, needs: Needs | None = None) -> Any:
     """Load a module, build it first if it does not exist, and return its ``torch.ops`` namespace.
 
-    ``needs``: see :func:`flashinfer.jit.store.look_up`.
+    ``needs``: see :func:`flashinfer.jit.look_up`.
 
     Raises:
         ModuleLoadError: it cannot be loaded, or another build of it is already part of this process.
@@ -62,7 +63,7 @@ def load(spec: Spec, needs: store.Needs | None = None) -> Any:
     return getattr(torch.ops, spec.namespace)
 
 
-def loaded(spec: Spec, needs: store.Needs | None = None) -> Artifact | None:
+def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
     """Return the artifact of this module if it is already part of this process.
 
     Raises:
@@ -72,7 +73,7 @@ def loaded(spec: Spec, needs: store.Needs | None = None) -> Artifact | None:
     if present is None:
         return None
     has = present.manifest["coverage"]
-    if not store.is_of(spec, present):
+    if not is_of(spec, present):
         raise ModuleLoadError(
             f"module {spec.name!r} is loaded from {present.path} and its sources, flags or configuration have"
             " changed since: operators are registered once per process, start a new one to use the new build"
@@ -86,7 +87,7 @@ def loaded(spec: Spec, needs: store.Needs | None = None) -> Artifact | None:
     return present
 
 
-def _load(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> bool:
+def _load(spec: Spec, needs: Needs | None, builder: Builder | None) -> bool:
     """Load a module under its lock. Return ``False`` if it does not exist and there is no builder."""
     with _per_module.setdefault(spec.name, threading.RLock()):  # setdefault is atomic
         if spec.name in _loading:  # the lock is reentrant
@@ -98,7 +99,7 @@ def _load(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> boo
             _loading.discard(spec.name)
 
 
-def _find(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> bool:
+def _find(spec: Spec, needs: Needs | None, builder: Builder | None) -> bool:
     started = time.perf_counter()
     if spec.backend == "cuda":  # the driver may allocate memory and wait
         refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)
@@ -107,7 +108,7 @@ def _find(spec: Spec, needs: store.Needs | None, builder: Builder | None) -> boo
         emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=found.path)
         _map(found, descriptor)
 
-    lookup = store.look_up(spec, needs, use)
+    lookup = look_up(spec, needs, use)
     artifact = lookup.artifact
     if artifact is None:
         if builder is None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ModuleLoadError, ToolchainError
-from . import frozen, store
+from . import frozen
 from .host import history
+from .lookup import Lookup, Machine, Needs, look_up
 from .machine.target import narrowed, wanted_target
 from .machine.toolchain import find_toolchain
 from .spec import Spec
@@ -28,7 +29,7 @@ class Probe:
     reason: str = ""
 
 
-def probe(spec: Spec, needs: store.Needs | None = None) -> Probe:
+def probe(spec: Spec, needs: Needs | None = None) -> Probe:
     """Look up a module like a load, then check what a build would need. Nothing is written.
 
     No tool is started, with one exception: a compiler without a known version that may have built an existing
@@ -38,8 +39,8 @@ def probe(spec: Spec, needs: store.Needs | None = None) -> Probe:
 
     try:
         present = loaded(spec, needs)
-        here = store.Here(spec, writes=False)
-        lookup = store.look_up(spec, needs, here=here) if present is None else store.Lookup(present, ())
+        here = Machine(spec, writes=False)
+        lookup = look_up(spec, needs, machine=here) if present is None else Lookup(present, ())
     except OSError as err:
         return Probe("impossible", reason=f"sources cannot be read: {err}")
     except ModuleLoadError as err:

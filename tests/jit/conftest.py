@@ -18,8 +18,8 @@ import pytest
 from flashinfer import env
 from flashinfer.cli.main import main
 from flashinfer.jit import JitSpec, gen_jit_spec
-from flashinfer.jit.store_remote import herd, transport
-from flashinfer.jit.store_remote.signing import keygen
+from flashinfer.jit.remote import transfer, transport
+from flashinfer.jit.remote.signing import keygen
 
 from ..support.object_store import ObjectStore, serving
 from ..support.processes import answering, python_path
@@ -134,7 +134,7 @@ def aot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """Start an object store, and reset what this process knows about stores."""
-    monkeypatch.setattr(herd, "_stores", {})
+    monkeypatch.setattr(transfer, "_stores", {})
     monkeypatch.setattr(transport, "PAUSES", (0.01, 0.02))
     with serving() as store:
         yield store

@@ -17,7 +17,7 @@ import pytest
 from flashinfer.cli import tar
 from flashinfer.cli.main import main
 from flashinfer.jit.artifact import sealed
-from flashinfer.jit.store import look_up
+from flashinfer.jit.lookup import look_up
 from flashinfer.jit.worker.notes import file_digest
 
 

@@ -11,9 +11,10 @@ import pytest
 from flashinfer import env
 from flashinfer.cli.main import main
 from flashinfer.errors import ToolchainError
-from flashinfer.jit import JitSpec, store
+from flashinfer.jit import JitSpec
 from flashinfer.jit.artifact import Artifact
 from flashinfer.jit.build import make_request
+from flashinfer.jit.lookup import Machine
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, narrowed
 
@@ -65,24 +66,24 @@ def test_bad_archs(make_spec, archs, message):
 
 def test_an_artifact_for_other_gpus_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0),))
-    why = store.Here(hopper, writes=False).refuses(made(hopper, "9.0a"))
+    why = Machine(hopper, writes=False).refuses(made(hopper, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
     for gpus in (((9, 0),), ((8, 0), (9, 0)), ()):  # one GPU suffices, and without any nothing is launched
         monkeypatch.setattr(target, "visible_gpus", lambda gpus=gpus: gpus)
-        assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
+        assert Machine(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
     plain = replace(hopper, archs=())
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0), (9, 0)))
-    why = store.Here(plain, writes=False).refuses(made(plain, "9.0a"))
+    why = Machine(plain, writes=False).refuses(made(plain, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
 
 
 def test_an_artifact_for_other_archs_than_requested_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ())
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
-    here = store.Here(hopper, writes=False)
+    here = Machine(hopper, writes=False)
     assert here.refuses(made(hopper, "9.0a")) == "built for 9.0a alone, asked for 8.0"
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
-    assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
+    assert Machine(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
 
 
 @needs_nvcc
@@ -119,9 +120,9 @@ def test_torchs_list_refuses_no_artifact(text, hopper, monkeypatch):
     """The variable belongs to torch: an artifact that runs here is used whatever the variable holds."""
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
-    assert store.Here(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
+    assert Machine(hopper, writes=False).refuses(made(hopper, "9.0a")) is None
     portable = replace(hopper, archs=())
-    assert store.Here(portable, writes=False).refuses(made(portable, "9.0a")) is None
+    assert Machine(portable, writes=False).refuses(made(portable, "9.0a")) is None
 
 
 @needs_nvcc

@@ -15,7 +15,7 @@ from flashinfer.errors import BuildError, JitFrozenError, ModuleLoadError, Toolc
 from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
 from flashinfer.jit.build import make_request, run
 from flashinfer.jit.host.progress import Progress
-from flashinfer.jit.store import look_up
+from flashinfer.jit.lookup import look_up
 
 from ..support.processes import python_path, until
 

@@ -12,8 +12,8 @@ import pytest
 
 from flashinfer.errors import BuildError, FlashInferError
 from flashinfer.jit import clear_cache_dir
+from flashinfer.jit.lookup import look_up
 from flashinfer.jit.machine import identity
-from flashinfer.jit.store import look_up
 
 from ..support.drawn import IN_CI
 from ..support.processes import answer, answering, files_in, start, until

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from flashinfer.jit import process
-from flashinfer.jit.store import Here
+from flashinfer.jit.lookup import Machine
 
 from ..support.processes import answering, end, in_a_thread, start
 
@@ -172,9 +172,9 @@ def test_a_program_that_does_not_end_is_killed():
 def test_cached_properties_take_no_lock(make_spec, monkeypatch):
     """``cached_property`` of Python 3.10 has one lock for all instances, which a fork could copy locked."""
     calls = []
-    here = Here(make_spec("tiny", answering(43)))
-    monkeypatch.setattr("flashinfer.jit.store.toolchain_identity", lambda *arguments: calls.append(1) or fork())
+    here = Machine(make_spec("tiny", answering(43)))
+    monkeypatch.setattr("flashinfer.jit.lookup.toolchain_identity", lambda *arguments: calls.append(1) or fork())
     in_a_thread(lambda: here.identity)
     assert here.identity == 7 and len(calls) == 1
-    for descriptor in vars(Here).values():
+    for descriptor in vars(Machine).values():
         assert not hasattr(descriptor, "lock")

@@ -19,7 +19,7 @@ from flashinfer.jit import clear_cache_dir, load
 from flashinfer.jit import gc as gc
 from flashinfer.jit.gc import OLD, RECENT, collect, lock_name
 from flashinfer.jit.host.lock import exclusive
-from flashinfer.jit.store import look_up
+from flashinfer.jit.lookup import look_up
 
 DAY = 86400
 

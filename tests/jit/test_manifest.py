@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 
-from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, sealed
-from flashinfer.jit.store import look_up
+from flashinfer.jit.lookup import look_up
 
 
 def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
@@ -18,7 +17,7 @@ def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
     spec.build()
     assert look_up(spec).artifact is not None
     (tmp_path / "config.jinja").write_text("/* {{ name }} */\n")
-    assert look_up(spec).artifact is None and "built from other sources" in store.look_up(spec).reason
+    assert look_up(spec).artifact is None and "built from other sources" in look_up(spec).reason
 
 
 def lies(manifest: dict) -> dict[str, object]:
@@ -49,7 +48,7 @@ def test_miss_of_a_sealed_manifest_of_another_library(make_spec):
     shutil.copyfile(other.path, mine.path)
     manifest = sealed({**mine.manifest, "size": other.manifest["size"]})
     (mine.directory / MANIFEST).write_text(json.dumps(manifest))
-    assert look_up(one).artifact is None and "damaged" in store.look_up(one).reason
+    assert look_up(one).artifact is None and "damaged" in look_up(one).reason
 
 
 def test_miss_of_a_library_with_any_bit_flipped(make_spec):

@@ -18,8 +18,8 @@ import pytest
 
 from flashinfer import env
 from flashinfer.errors import EnvironmentValueError, ModuleLoadError, ToolchainError
-from flashinfer.jit import store
 from flashinfer.jit.host.lock import runtime_directory
+from flashinfer.jit.lookup import look_up
 from flashinfer.jit.machine import toolchain, trust
 from flashinfer.jit.machine.workspace import is_noexec, roots
 from flashinfer.jit.machine.workspace import workspace as get_workspace
@@ -85,9 +85,9 @@ def test_without_a_home_the_workspace_is_one_that_cannot_be_used(
     spec = make_spec("tiny", answering(31))
     with pytest.warns(UserWarning, match=r"home directory is not known\): modules .* FLASHINFER_WORKSPACE_DIR"):
         assert answer(spec.build()) == 31
-    found = store.look_up(spec).artifact
+    found = look_up(spec).artifact
     shutil.copytree(found.directory, tmp_path / "aot" / "tiny")
-    assert store.look_up(spec).artifact.directory == tmp_path / "aot" / "tiny"
+    assert look_up(spec).artifact.directory == tmp_path / "aot" / "tiny"
     assert len(roots()) == 2 and get_workspace() == roots()[1]
 
 
@@ -233,9 +233,10 @@ def test_artifacts_of_a_workspace_mounted_noexec_are_skipped(make_spec, tmp_path
     spec.build()
     os.rename(workspace, tmp_path / "saved")
     program = """
-        from flashinfer.jit import gen_jit_spec, store
+        from flashinfer.jit import gen_jit_spec
+        from flashinfer.jit.lookup import look_up
         import sys
-        print(store.look_up(gen_jit_spec("tiny", [sys.argv[1]])).reason)
+        print(look_up(gen_jit_spec("tiny", [sys.argv[1]])).reason)
     """
     prepare = f"cp -a {tmp_path}/saved/. ."
     (line,), _ = in_a_mount(workspace, "size=8m,noexec", prepare, program, spec.source_paths()[0])

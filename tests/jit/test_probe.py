@@ -12,9 +12,9 @@ import pytest
 
 from flashinfer.jit import freeze, load
 from flashinfer.jit.host import history
+from flashinfer.jit.lookup import look_up
 from flashinfer.jit.machine import identity
 from flashinfer.jit.probe import Probe
-from flashinfer.jit.store import look_up
 
 EFFECTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod",
            "os.utime", "os.truncate", "os.link", "os.symlink", "fcntl.flock", "fcntl.lockf"}  # fmt: skip

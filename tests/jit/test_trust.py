@@ -11,11 +11,10 @@ from collections import namedtuple
 import pytest
 
 from flashinfer.errors import ArtifactError
-from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, verified
+from flashinfer.jit.lookup import look_up
 from flashinfer.jit.machine import trust
 from flashinfer.jit.machine.workspace import workspace as get_workspace
-from flashinfer.jit.store import look_up
 
 SOMEBODY = 12345  # neither root nor the user of the tests nor the owner of the package
 PLACES = {
@@ -46,7 +45,7 @@ def test_paths_that_others_can_write_are_refused(built, place, right, who):
     path = place(artifact.directory)
     mode = path.stat().st_mode
     path.chmod(mode | right)
-    lookup = store.look_up(spec)
+    lookup = look_up(spec)
     assert lookup.artifact is None and f"{path} can be written {who}" in lookup.reason
     path.chmod(mode)
     assert look_up(spec).artifact == artifact
@@ -66,7 +65,7 @@ def test_paths_of_another_user_are_refused(built, place, monkeypatch):
         return real(path, status)
 
     monkeypatch.setattr(trust, "refusal", refusal)
-    lookup = store.look_up(spec)
+    lookup = look_up(spec)
     assert lookup.artifact is None and f"belongs to user {SOMEBODY}, neither to root nor to this user" in lookup.reason
 
 
@@ -75,7 +74,7 @@ def test_paths_of_another_user_are_refused(built, place, monkeypatch):
 def test_paths_given_to_another_user_are_refused(built, place):
     spec, artifact = built
     os.chown(place(artifact.directory), SOMEBODY, -1)
-    assert f"belongs to user {SOMEBODY}" in store.look_up(spec).reason and look_up(spec).artifact is None
+    assert f"belongs to user {SOMEBODY}" in look_up(spec).reason and look_up(spec).artifact is None
 
 
 def test_another_user_is_not_served(built, monkeypatch):
@@ -152,7 +151,7 @@ def test_a_workspace_of_everybody_holds_a_directory_per_user(make_spec, workspac
     assert artifact.path.is_relative_to(mine) and os.listdir(workspace) == [mine.name]
     assert look_up(spec).artifact == artifact == spec.build() and compilers_started() == 1
     mine.chmod(0o777)
-    lookup = store.look_up(spec)
+    lookup = look_up(spec)
     assert lookup.artifact is None and f"{mine} can be written by everybody" in lookup.reason
     assert f"{workspace} can be written by" in lookup.reason and f"so {mine} is used" in lookup.reason
     with pytest.warns(UserWarning, match=rf"{mine} cannot be written .* can be written by everybody"):
@@ -173,7 +172,7 @@ def test_an_aot_directory_that_others_can_write(built, tmp_path):
     assert look_up(spec).artifact.directory == tmp_path / "aot" / "tiny"
     (tmp_path / "aot").chmod(0o777)
     assert look_up(spec).artifact == artifact
-    assert f"{tmp_path / 'aot'} can be written by everybody" in " ".join(store.look_up(spec).reasons)
+    assert f"{tmp_path / 'aot'} can be written by everybody" in " ".join(look_up(spec).reasons)
 
 
 def test_the_file_that_is_hashed_is_the_one_that_is_checked(built):

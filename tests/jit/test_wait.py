@@ -18,7 +18,7 @@ from flashinfer.jit.build import make_request, run
 from flashinfer.jit.host import lock
 from flashinfer.jit.host.history import estimate
 from flashinfer.jit.host.lock import Hold, try_hold, wait
-from flashinfer.jit.store import look_up
+from flashinfer.jit.lookup import look_up
 
 from ..support.processes import Compiler, answering, end, in_a_thread, owners, start, until
 

@@ -9,11 +9,10 @@ import pytest
 
 from flashinfer.cli import usage
 from flashinfer.cli.main import main
-from flashinfer.jit import store
+from flashinfer.jit.lookup import look_up
 from flashinfer.jit.module import JitSpec
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.specjson import to_json
-from flashinfer.jit.store import look_up
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_target_and_tools(ask, make_spec, monkeypatch, tmp_path):
     assert fields(ask(spec)[1]) == {"archs": (artifact.manifest["archs"], ["x86-64"])}
     monkeypatch.delenv("FLASHINFER_CPU_ARCH")
     other = {**artifact.manifest["toolchain"], "cxx": "(vendor) 99"}
-    monkeypatch.setattr(store, "toolchain_identity", lambda *_: other)
+    monkeypatch.setattr("flashinfer.jit.lookup.toolchain_identity", lambda *_: other)
     assert fields(ask(spec)[1]) == {"toolchain cxx": (artifact.manifest["toolchain"]["cxx"], "(vendor) 99")}
     shutil.copytree(artifact.directory, tmp_path / "aot" / "tiny")
     assert ask(spec)[0] == 0, "prebuilt modules may come from any tools"

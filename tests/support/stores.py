@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer.jit.host.lock import Hold
-from flashinfer.jit.store_remote import herd
+from flashinfer.jit.remote import transfer
 
 from .object_store import ObjectStore
 
@@ -23,7 +23,7 @@ class Host:
         self.monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(place))
         self.monkeypatch.setenv("FLASHINFER_STORE", url)
         self.monkeypatch.setenv("FLASHINFER_STORE_PUBLISH", str(int(publish)))
-        self.monkeypatch.setattr(herd, "_stores", {})
+        self.monkeypatch.setattr(transfer, "_stores", {})
         return place
 
 
@@ -38,7 +38,7 @@ def place_of(remote: ObjectStore) -> str:
 
 def taken(*requests) -> list:
     """Return the artifacts that stores have for modules whose locks this process holds."""
-    return list(herd.fetched({request: Hold("x") for request in requests}))
+    return list(transfer.fetched({request: Hold("x") for request in requests}))
 
 
 def flipped(data: bytes, at: int) -> bytes:

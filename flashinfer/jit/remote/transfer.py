@@ -11,11 +11,12 @@ from pathlib import Path
 
 from ... import env
 from ...errors import ArtifactError
-from .. import frozen, store
+from .. import frozen
 from ..artifact import Artifact
 from ..capture import WARM_UP, refuse_capture
 from ..events import emit
 from ..host.lock import Hold, try_hold, wait
+from ..lookup import Lookup, Machine, look_up, workspace_directory
 from ..machine.target import why_not_linkable
 from ..machine.workspace import workspace
 from ..run import Outcome, Request
@@ -106,12 +107,12 @@ def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
     return outcomes
 
 
-def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
+def without_building(spec: Spec, lookup: Lookup) -> Lookup:
     """Fetch a module that this host cannot or must not build.
 
     Without success, name the stores in the reason.
     """
-    here = store.Here(spec)
+    here = Machine(spec)
     if here.target is None or (here.identity is not None and frozen.forbidden_by() is None):
         return lookup  # fetched later under its lock like any other module, see `fetched`
     refuse_capture(f"module {spec.name!r} would be fetched", WARM_UP)
@@ -119,14 +120,14 @@ def without_building(spec: Spec, lookup: store.Lookup) -> store.Lookup:
     lock = f"{build or lookup.key} {root.resolve()}"  # the lock of a build
 
     def place(of: str) -> Path:
-        return store.workspace_directory(root, spec, lookup.key, of)
+        return workspace_directory(root, spec, lookup.key, of)
 
     def refusal(one: Artifact) -> str | None:
         return here.refuses(one)
 
-    hold = try_hold(lock, spec.name) or wait(lock, spec.name, lambda: store.look_up(spec).artifact is not None)
+    hold = try_hold(lock, spec.name) or wait(lock, spec.name, lambda: look_up(spec).artifact is not None)
     try:
-        found = store.look_up(spec).artifact
+        found = look_up(spec).artifact
         among = stores()
         if found is None and build:
             found = fetch(among, Wanted(spec.name, lookup.key, build), place(build), refusal)

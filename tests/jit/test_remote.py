@@ -12,8 +12,8 @@ import pytest
 from flashinfer.cli.main import main
 from flashinfer.errors import ArtifactError, DependencyError, EnvironmentValueError, JitFrozenError
 from flashinfer.jit import build, freeze, subscribe
-from flashinfer.jit.store import look_up
-from flashinfer.jit.store_remote import herd, transport
+from flashinfer.jit.lookup import look_up
+from flashinfer.jit.remote import transfer, transport
 
 from ..support.processes import answer, answering
 from ..support.stores import flipped, place_of, taken
@@ -67,8 +67,8 @@ def test_other_stores(kind, make_spec, keys, host, tmp_path, remote, monkeypatch
     host("b", url)
     assert answer(spec.build()) == 7 and compilers_started() == built
     # A second publisher succeeds without writing.
-    first = herd.stores()[0]
-    assert herd.push(first, look_up(spec).artifact, herd.signer()) == "there already"
+    first = transfer.stores()[0]
+    assert transfer.push(first, look_up(spec).artifact, transfer.signer()) == "there already"
     first.put("half/way", b"1")
     assert (first.put("half/way", b"2"), first.get("half/way")) == ("there already", b"1")
     assert (first.put("half/way", b"2", replace=True), first.get("half/way")) == ("written", b"2")
@@ -138,7 +138,7 @@ def test_a_store_is_not_touched_by_a_hit_nor_without_need(make_spec, remote, hos
         import sys
         from flashinfer.jit import gen_jit_spec
         gen_jit_spec("tiny", [sys.argv[1]]).build()
-        names = ("flashinfer.jit.store_remote.herd", "fsspec", "cryptography", "urllib.request", "flashinfer.jit.ensure")
+        names = ("flashinfer.jit.remote.transfer", "fsspec", "cryptography", "urllib.request", "flashinfer.jit.ensure")
         print([name for name in names if name in sys.modules])
         """,
         spec.source_paths()[0],
@@ -181,7 +181,7 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
     first = time.monotonic() - began
     said = capsys.readouterr().err
     if how != "cut":
-        assert said.count("not used from now on") == 1 and herd.stores()[0].off
+        assert said.count("not used from now on") == 1 and transfer.stores()[0].off
         asked = len(remote.asked)
         assert taken(build.make_request(make_spec("late", answering(1)))) == []
         assert len(remote.asked) == asked, "this process does not ask again"
@@ -304,4 +304,4 @@ def test_damage_in_the_workspace_is_not_published(pushed, remote, keys):
     found = look_up(pushed).artifact
     found.path.write_bytes(flipped(found.path.read_bytes(), 100))
     with pytest.raises(ArtifactError, match="damaged"):
-        herd.push(herd.stores()[0], found, herd.signer())
+        transfer.push(transfer.stores()[0], found, transfer.signer())

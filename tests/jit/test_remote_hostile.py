@@ -9,9 +9,9 @@ import pytest
 from flashinfer.errors import JitFrozenError
 from flashinfer.jit import build, freeze
 from flashinfer.jit.artifact import sealed
-from flashinfer.jit.store import look_up
-from flashinfer.jit.store_remote import herd, objects
-from flashinfer.jit.store_remote.signing import keygen
+from flashinfer.jit.lookup import look_up
+from flashinfer.jit.remote import objects, transfer
+from flashinfer.jit.remote.signing import keygen
 
 from ..support.processes import answer, answering
 from ..support.stores import flipped, is_object, place_of, taken
@@ -76,7 +76,7 @@ class Attack:
 def attack_on(spec, remote, make_spec, host, keys, tmp_path, monkeypatch) -> Attack:
     """Make objects of the same publisher at other paths, and one of a stranger."""
     found, good = look_up(spec).artifact, remote.objects[place_of(remote)]
-    sign = herd.signer()
+    sign = transfer.signer()
     host("elsewhere", f"{remote.url}/elsewhere", publish=True)
     other = make_spec("other", answering(8)).build()
     older = make_spec("tiny", answering(9)).build()
@@ -87,7 +87,7 @@ def attack_on(spec, remote, make_spec, host, keys, tmp_path, monkeypatch) -> Att
     stranger = tmp_path / "stranger.pem"
     keygen(stranger)
     monkeypatch.setenv("FLASHINFER_STORE_SIGNING_KEY", str(stranger))
-    strangers = objects.pack(found, herd.signer())
+    strangers = objects.pack(found, transfer.signer())
     replayed = {
         name: objects.pack(one, sign) for name, one in (("module", other), ("key", older), ("build", by_others))
     }
@@ -161,7 +161,7 @@ def test_a_key_that_is_no_longer_trusted(pushed, remote, host, keys, tmp_path, c
 
 def test_an_artifact_that_cannot_run_here_is_refused(pushed, remote, host, monkeypatch, capsys):
     host("b", f"{remote.url}/bucket/prefix")
-    monkeypatch.setattr(herd, "why_not_linkable", lambda requires, abi: "needs GLIBC_9.99")
+    monkeypatch.setattr(transfer, "why_not_linkable", lambda requires, abi: "needs GLIBC_9.99")
     assert taken(build.make_request(pushed)) == []
     assert "is not for this machine: needs GLIBC_9.99; it is not used" in capsys.readouterr().err
 

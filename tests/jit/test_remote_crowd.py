@@ -8,18 +8,18 @@ import threading
 
 import pytest
 
-from flashinfer.jit.store_remote import herd
-from flashinfer.jit.store_remote.transport import Store
+from flashinfer.jit.remote import transfer
+from flashinfer.jit.remote.transport import Store
 
 from ..support.processes import answer, answering, end, start
 from ..support.stores import is_object
 
 # Forked, so that modules are imported once. Only the number of processes matters.
-HERD = """
+CROWD = """
     import ctypes, os, random, sys
     import cryptography.hazmat.primitives.serialization
     from flashinfer.jit import build, gen_jit_spec
-    from flashinfer.jit.store_remote import herd
+    from flashinfer.jit.remote import transfer
     folder, processes, hosts, *sources = sys.argv[1:]
     children = []
     for number in range(int(processes)):
@@ -37,7 +37,7 @@ HERD = """
 
 def run(folder, processes: int, hosts: int, specs) -> None:
     sources = [f"{spec.name}={spec.source_paths()[0]}" for spec in specs]
-    output = end(start(HERD, folder, processes, hosts, *sources))
+    output = end(start(CROWD, folder, processes, hosts, *sources))
     assert output.splitlines()[-1] == f"{processes} are right", output
 
 
@@ -49,7 +49,7 @@ def test_two_hundred_processes_on_25_hosts_and_a_warm_store(make_spec, remote, k
     host("others", f"{remote.url}/bucket")
     before = compilers_started()
     remote.asked.clear()
-    run(tmp_path / "herd", 200, 25, specs)
+    run(tmp_path / "crowd", 200, 25, specs)
     assert remote.count("GET") <= 50 and compilers_started() == before and remote.listings == []
     assert remote.count("GET") == len(remote.asked) == 50
 
@@ -57,7 +57,7 @@ def test_two_hundred_processes_on_25_hosts_and_a_warm_store(make_spec, remote, k
 def test_twelve_processes_on_3_hosts_and_a_cold_store(make_spec, remote, keys, host, tmp_path, compilers_started):
     specs = [make_spec(f"m{number}", answering(number)) for number in range(2)]
     host("none", f"{remote.url}/bucket", publish=True)
-    run(tmp_path / "herd", 12, 3, specs)
+    run(tmp_path / "crowd", 12, 3, specs)
     assert remote.count("GET") <= 3 * 2 and compilers_started() <= 3 * 2 and remote.listings == []
     assert sum(map(is_object, remote.objects)) == 2
 
@@ -115,7 +115,7 @@ def test_a_publisher_that_is_killed_leaves_nothing_in_the_way(make_spec, host, r
     files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert len(files) == 1 and files[0].name.startswith("."), "readers skip it"
     host("b", url)
-    assert herd.stores()[0].get(herd.wanted_of(spec.build()).place) is None
+    assert transfer.stores()[0].get(transfer.wanted_of(spec.build()).place) is None
     host("c", url, publish=True)
     spec.build()
     host("d", url)

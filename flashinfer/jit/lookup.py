@@ -45,7 +45,7 @@ class Lookup:
         return "; ".join(self.reasons) or f"no artifact of that name is in {directories}"
 
 
-class Here:
+class Machine:
     """The machine of this process: its target for a spec and its tools, or ``None`` if they are unknown.
 
     Without ``writes`` the answers of compilers are not stored. ``verify`` describes another machine by a
@@ -103,22 +103,22 @@ def workspace_directory(root: Path, spec: Spec, key: str, build_key: str) -> Pat
     return root / "artifacts" / spec.name / key[:32] / build_key[:32]
 
 
-def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, here: Here | None = None) -> Lookup:
+def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, machine: Machine | None = None) -> Lookup:
     """Return the artifact to load for ``spec``: one with its key, else one that covers all needed values.
 
     Args:
         needs: the values of axes that the caller will use, or all values of an axis that is not named.
         use: called with the artifact and a descriptor of its verified library, before the descriptor is
             closed.
-        here: the machine that the artifact is for, by default this one, which stores its compilers' answers.
+        machine: the machine that the artifact is for, by default this one, which stores its compilers' answers.
 
     No lock is taken. In each round AOT directories come first.
     """
     started = time.perf_counter()
-    key, here, reasons = spec.key, here or Here(spec), list[str]()
+    key, machine, reasons = spec.key, machine or Machine(spec), list[str]()
 
     def serves(found: Artifact) -> bool:
-        if (refusal := here.refuses(found) or _refused(found, use)) is not None:
+        if (refusal := machine.refuses(found) or _refused(found, use)) is not None:
             reasons.append(f"{found.directory}: {refusal}")
         return refusal is None
 

@@ -1,6 +1,6 @@
 """Remote stores of ``FLASHINFER_STORE``, from which a build fetches artifacts of other machines.
 
-A process without a store imports none of these files: ``herd`` (fetch and publish) -> ``objects`` (format),
+A process without a store imports none of these files: ``transfer`` (fetch and publish) -> ``objects`` (format),
 ``signing`` -> ``transport`` (reads and writes).
 """
 
@@ -14,9 +14,9 @@ from .. import process
 
 if TYPE_CHECKING:
     from ..host.lock import Hold
+    from ..lookup import Lookup
     from ..run import Outcome, Request
     from ..spec import Spec
-    from ..store import Lookup
 
 
 def prepare() -> None:
@@ -27,7 +27,7 @@ def prepare() -> None:
     """
     if env.STORE.is_set:
         with process.one_step():
-            from .herd import stores
+            from .transfer import stores
 
             for one in stores():
                 one.prepare()
@@ -40,7 +40,7 @@ def without_building(spec: Spec, lookup: Lookup) -> Lookup:
     """
     if env.STORE.is_set:
         prepare()
-        from .herd import without_building
+        from .transfer import without_building
 
         return without_building(spec, lookup)
     return lookup
@@ -49,7 +49,7 @@ def without_building(spec: Spec, lookup: Lookup) -> Lookup:
 def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
     """Fetch modules whose locks this process holds, and remove them from ``holds``."""
     if holds and env.STORE.is_set:
-        from .herd import fetched
+        from .transfer import fetched
 
         return fetched(holds)
     return {}
@@ -58,6 +58,6 @@ def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
 def publish(outcomes: Iterable[Outcome]) -> None:
     """Write built modules to the first store, if ``FLASHINFER_STORE_PUBLISH`` is set."""
     if env.STORE_PUBLISH.get() and env.STORE.is_set:
-        from .herd import publish_built
+        from .transfer import publish_built
 
         publish_built(one.artifact for one in outcomes if one.artifact is not None and one.how == "built")

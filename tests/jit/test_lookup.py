@@ -10,12 +10,11 @@ import threading
 import pytest
 import torch
 
-from flashinfer.jit import store
 from flashinfer.jit.artifact import MANIFEST, Artifact, read, sealed
+from flashinfer.jit.lookup import look_up
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, level_features, why_not_runnable
 from flashinfer.jit.publish import elf_requirements, publish
-from flashinfer.jit.store import look_up
 from flashinfer.jit.worker.notes import file_digest, read_depfile
 
 
@@ -71,7 +70,7 @@ def test_a_damaged_artifact_is_refused_and_replaced(built, damage, reason, tmp_p
     directory = to_aot(artifact, tmp_path)
     shutil.rmtree(artifact.directory)
     damage(directory)
-    lookup = store.look_up(spec)
+    lookup = look_up(spec)
     assert lookup.artifact is None and reason in lookup.reason
     assert spec.build().path.exists()
 
@@ -85,7 +84,7 @@ def flip(path):
 def test_a_damaged_artifact_of_the_workspace_is_built_again(built):
     spec, artifact = built
     flip(artifact.path)
-    assert "damaged" in store.look_up(spec).reason
+    assert "damaged" in look_up(spec).reason
     again = spec.build()
     assert again.path == artifact.path and file_digest(again.path) == again.manifest["sha256"]
 
@@ -107,7 +106,7 @@ def test_a_manifest_that_does_not_fit(built, changes, reason, tmp_path):
     spec, artifact = built
     to_aot(artifact, tmp_path, **changes)
     shutil.rmtree(artifact.directory)
-    lookup = store.look_up(spec)
+    lookup = look_up(spec)
     assert lookup.artifact is None and reason in lookup.reason
 
 
@@ -116,7 +115,7 @@ def test_a_cpu_that_lacks_a_feature_skips_the_artifact(built, tmp_path, monkeypa
     to_aot(artifact, tmp_path, archs=["x86-64-v4"])
     shutil.rmtree(artifact.directory)
     monkeypatch.setattr(target, "cpu_features", lambda: frozenset(level_features("x86-64-v3")))
-    lookup = store.look_up(spec)
+    lookup = look_up(spec)
     assert lookup.artifact is None and "this CPU lacks avx512bw" in lookup.reason
 
 
@@ -145,13 +144,15 @@ def test_a_requested_arch_is_required(built, tmp_path, monkeypatch):
     shutil.rmtree(artifact.directory)
     assert look_up(spec).artifact is not None, "any level of this CPU is accepted without a request"
     monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
-    assert "built for x86-64, asked for x86-64-v2" in store.look_up(spec).reason
+    assert "built for x86-64, asked for x86-64-v2" in look_up(spec).reason
 
 
 def test_other_tools_miss_in_the_workspace_and_hit_ahead_of_time(built, tmp_path, monkeypatch):
     spec, artifact = built
-    monkeypatch.setattr(store, "toolchain_identity", lambda *_: {"cxx": "99", "nvcc": None, "cxx11_abi": True})
-    assert "by other tools" in store.look_up(spec).reason
+    monkeypatch.setattr(
+        "flashinfer.jit.lookup.toolchain_identity", lambda *_: {"cxx": "99", "nvcc": None, "cxx11_abi": True}
+    )
+    assert "by other tools" in look_up(spec).reason
     to_aot(artifact, tmp_path)
     assert look_up(spec).artifact is not None
 
@@ -169,10 +170,10 @@ def test_an_artifact_with_fewer_values_serves_calls_that_need_no_more(make_spec,
     artifact = narrow.build()
     to_aot(artifact, tmp_path)
     assert wide.key != narrow.key
-    assert store.look_up(wide, {"dtype": ["bfloat16"]}).artifact is not None
-    refused = store.look_up(wide, {"dtype": ["float16"]})
+    assert look_up(wide, {"dtype": ["bfloat16"]}).artifact is not None
+    refused = look_up(wide, {"dtype": ["float16"]})
     assert refused.artifact is None and "built without dtype float16" in refused.reason
-    assert store.look_up(wide).artifact is None
+    assert look_up(wide).artifact is None
 
 
 WIDE = {"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128, 256], "mask_mode": ["none", "causal"]}
@@ -197,7 +198,7 @@ def test_coverage_must_include_what_is_needed_on_every_axis(make_spec, tmp_path,
     if place == "ahead of time":
         to_aot(wide, tmp_path)
         shutil.rmtree(wide.directory)
-    lookup = store.look_up(one, needs)
+    lookup = look_up(one, needs)
     if lacks is None:
         assert lookup.artifact.manifest["key"] == wide.manifest["key"]
     else:
@@ -207,8 +208,8 @@ def test_coverage_must_include_what_is_needed_on_every_axis(make_spec, tmp_path,
 def test_an_axis_that_is_not_named_is_needed_whole(make_spec):
     spec = make_spec(coverage={"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128]})
     spec.covering({"dtype_q": ["float16"], "head_dim": [64, 128]}).build()
-    assert store.look_up(spec, {"dtype_q": ["float16"]}).artifact is not None
-    assert "built without dtype_q bfloat16" in store.look_up(spec, {"head_dim": [64]}).reason
+    assert look_up(spec, {"dtype_q": ["float16"]}).artifact is not None
+    assert "built without dtype_q bfloat16" in look_up(spec, {"head_dim": [64]}).reason
 
 
 def test_the_exact_artifact_comes_before_one_that_covers(make_spec, tmp_path):
@@ -227,9 +228,9 @@ def test_coverage_of_other_sources_does_not_serve(make_spec):
     wide = make_spec(coverage={"head_dim": [64, 128]})
     wide.build()
     changed = make_spec(files={"unit.cc": "int other;\n"}, coverage={"head_dim": [64]})
-    assert store.look_up(changed).reason.startswith("1 in the workspace built from other sources")
+    assert look_up(changed).reason.startswith("1 in the workspace built from other sources")
     without = make_spec(files={"unit.cc": "int other;\n"})
-    assert store.look_up(without).artifact is None
+    assert look_up(without).artifact is None
 
 
 def test_publishing_never_shows_a_mixture(make_spec, tmp_path):
