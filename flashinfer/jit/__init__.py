@@ -15,6 +15,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from .. import env
+from ..errors import JitFrozenError as MissingJITCacheError  # FlashInfer's name of it
 from . import modules, process
 from .events import stats, subscribe
 from .frozen import freeze
@@ -28,7 +29,17 @@ if TYPE_CHECKING:
 
 # Name -> the file that is imported on its first use.
 _LATE = {"build_jit_specs": "build", "ensure": "group", "prefetch": "background"}
-__all__ = ["JitSpec", "clear_cache_dir", "env", "freeze", "gen_jit_spec", "stats", "subscribe", *_LATE]
+__all__ = [
+    "JitSpec",
+    "MissingJITCacheError",
+    "clear_cache_dir",
+    "env",
+    "freeze",
+    "gen_jit_spec",
+    "stats",
+    "subscribe",
+    *_LATE,
+]
 
 
 def clear_cache_dir() -> None:
