@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that stand outside of docs/ join the site, and links to other files of the tree become code."""
+"""Hooks of mkdocs: add pages from outside docs/ to the site, and print links to other files of the tree as code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINK = re.compile(r"\[([^\]]+)\]\(((?:\.\./|docs/)[^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: object) -> Files:
-    """Add the pages that stand outside of docs/."""
+    """Add the pages from outside docs/."""
     for page, path in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
     return files

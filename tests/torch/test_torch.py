@@ -60,12 +60,12 @@ def gradient(case: Case) -> str:
     }
     written = {key: arguments[key] * 1 for key in case.written}  # a leaf cannot be written
     if not leaves:
-        return "none to have"
+        return "not applicable"
     try:
         result = case.function(**arguments | written)
         results = [*([] if result is None else [result] if torch.is_tensor(result) else result), *written.values()]
         if not any(one.requires_grad for one in results):
-            return "none to have"  # tokens, for example
+            return "not applicable"  # tokens, for example
         grads = torch.autograd.grad(results, [leaves[key] for key in case.differentiable], results)
     except GradientError as err:
         assert "has no gradient" in str(err)
