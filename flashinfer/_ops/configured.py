@@ -1,8 +1,7 @@
-"""Operators whose module a configuration selects, with their namespaces and fake implementations.
+"""Operators with one module per configuration: their namespaces and fake implementations.
 
-An operator of ``define()`` has one module for each device. Where sizes, variants or tiles choose among
-modules, each module registers its operators in a namespace of its own, and :func:`configured` finds it by the
-configuration.
+An operator of ``define()`` has one module for each device. If sizes, variants or tiles select the module, each
+module registers its operators in a namespace of its own. :func:`configured` finds the namespace.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def configured(spec_of: Callable[..., JitSpec], fakes: Fakes) -> Callable[..., A
 
 
 def with_fakes(namespace: Any, fakes: Fakes) -> Any:
-    """Return a module's namespace after registering those fake implementations that it has operators for."""
+    """Return a module's namespace, after registering the fake implementation of each of its operators."""
     if not is_dynamo_compiling() and namespace.name not in _fakes:  # a graph cannot register anything
         library = torch.library.Library(namespace.name, "IMPL")
         for name, fake in fakes.items():
@@ -65,32 +64,32 @@ def with_fakes(namespace: Any, fakes: Fakes) -> Any:
 def load_configured(spec: JitSpec) -> Any:
     """Return the ``torch.ops`` namespace of a module that computes what ``spec`` describes.
 
-    The order is: the module of exactly this configuration, a dispatching module that was built ahead of time
-    and covers it, a new build. Cache the result, because the lookup reads files.
+    The first of these is loaded: the module of exactly this configuration, a dispatching module that was built
+    ahead of time and covers it, a new build. Callers cache the result, because the lookup reads files.
 
     Raises:
         BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
     """
-    several = _dispatching(spec)
-    if several is None or look_up(spec).artifact is not None:
+    dispatching_spec = _dispatching(spec)
+    if dispatching_spec is None or look_up(spec).artifact is not None:
         return load(spec)
-    lookup = look_up(several, dict(spec.coverage))
+    lookup = look_up(dispatching_spec, dict(spec.coverage))
     if lookup.artifact is not None:
-        several = several.covering(lookup.artifact.manifest["coverage"])
+        dispatching_spec = dispatching_spec.covering(lookup.artifact.manifest["coverage"])
         # A process holds one dispatching module of each name: the first one that it loads.
-        if _loaded_dispatching.setdefault(several.name, several) == several:
-            return load(several)
+        if _loaded_dispatching.setdefault(dispatching_spec.name, dispatching_spec) == dispatching_spec:
+            return load(dispatching_spec)
     else:
-        emit("miss", several.name, reason=lookup.reason)
+        emit("miss", dispatching_spec.name, reason=lookup.reason)
     return load(spec)
 
 
 def covered(spec: JitSpec) -> bool:
-    """Return whether a dispatching module that was built ahead of time replaces the module of ``spec``."""
-    several = _dispatching(spec)
-    if several is None or look_up(spec).artifact is not None:
+    """Return whether a load uses a dispatching module, built ahead of time, instead of the module of ``spec``."""
+    dispatching_spec = _dispatching(spec)
+    if dispatching_spec is None or look_up(spec).artifact is not None:
         return False
-    return look_up(several, dict(spec.coverage)).artifact is not None
+    return look_up(dispatching_spec, dict(spec.coverage)).artifact is not None
 
 
 def _dispatching(spec: JitSpec) -> JitSpec | None:

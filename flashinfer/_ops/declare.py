@@ -1,10 +1,10 @@
-"""Operators that load themselves.
+"""Operators that load their module on the first call.
 
-An operator is declared here once: schema, fake implementation, and one Python kernel for every device, which
-loads the module of the tensors' device and calls the operator again. The module registers its C++ kernel at
-that device's key, which wins from then on: after the first call no Python is left on the path.
+An operator is declared here once, with schema, fake implementation and one Python kernel for every device. The
+kernel loads the module of the tensors' device and calls the operator again. The module registers its C++ kernel
+at that device's key, which takes precedence: later calls run no Python.
 
-Operators whose module a configuration chooses are those of ``configured.py``.
+``configured.py`` has the operators with one module per configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import declared
 from .errors import check_dense, check_one_device, on_copies, on_one_device, type_error, value_error
 from .route import General, Gradient, routed
 
-OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> the torch operator, for tests that must not forget one
+OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> torch operator; tests cover all of them
 
 
 def define_in_python(
@@ -62,7 +62,7 @@ def define_in_python(
 
 
 def element_type(spec: JitSpec, *args: Any) -> Needs:
-    """Return the dtype that a call needs of a module that covers several: that of its first such tensor."""
+    """Return the coverage that a call needs: the dtype of its first tensor with a dtype that the spec covers."""
     dtypes = dict(spec.coverage).get("dtype", ())
     names = (str(arg.dtype).removeprefix("torch.") for arg in args if isinstance(arg, torch.Tensor))
     return next(({"dtype": (name,)} for name in names if name in dtypes), {})
@@ -86,11 +86,11 @@ def define(
         module: maps a backend to the spec of the module that registers the operator's kernel.
         fake: returns the operator's results as tensors without data.
         general: replaces the operator for calls with gradients or symbolic numbers.
-        gradient: formula for an operator outside of inference. It costs Python before every call.
-        on_host: arguments that are host tables in addition to tensors of a device.
-        needs: maps the spec and the arguments to the values that a call needs of each axis of the coverage.
-        kernels: ``"sm90a"`` or another arch, for an operator that modules of this arch register. It is
-            ``flashinfer_sm90a::<schema>`` then.
+        gradient: formula of an operator for training. It runs Python before every call.
+        on_host: arguments that stay on the host, such as tables, next to tensors on a device.
+        needs: maps the spec and the arguments to the coverage that a call needs, as axis -> values.
+        kernels: ``"sm90a"`` or another arch, if modules of that arch register the operator. Its namespace is
+            then ``flashinfer_sm90a``.
 
     The returned function raises ``ValueError`` and ``TypeError`` if the operator rejects an argument.
     """
@@ -114,7 +114,7 @@ def define(
 
 
 def _checked(name: str, operator: Any, args: tuple[Any, ...], on_host: frozenset[int]) -> str:
-    """Return the backend of a call's tensors. Reject other devices: `define`'s fallback would recurse."""
+    """Return the backend of a call's tensors. Refuse devices without kernels, on which the call would recurse."""
     arguments = operator._schema.arguments
     names = [argument.name for argument in arguments]
     tensors = [arg for position, arg in enumerate(args) if isinstance(arg, torch.Tensor) and position not in on_host]

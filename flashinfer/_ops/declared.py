@@ -1,8 +1,8 @@
-"""Operators of families that are not imported yet, declared for programs that were saved with them.
+"""Declarations of all operators, for saved programs that call a family before it is imported.
 
-``schemas.py`` lists every operator with the module that defines it. Python that asks ``torch.ops`` for one
-imports that module first. C++, such as a package of AOTInductor, asks the dispatcher: it finds the schema,
-and a kernel that imports the module and calls the operator again.
+``schemas.py`` lists every operator with the module that defines it. An access from Python through ``torch.ops``
+imports that module first. C++, such as a package of AOTInductor, uses the dispatcher. It finds the schema, and a
+kernel that imports the module and calls the operator again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def declare(namespace: str, schema: str, kernel: Callable[..., Any]) -> str:
 
 
 def _call(key: str, *args: Any) -> Any:
-    """Call the kernel of an operator, or the operator again once its module is imported."""
+    """Call the kernel of an operator. Without one, import the module and call the operator again."""
     if (kernel := KERNELS.get(key)) is not None:
         return kernel(*args)
     importlib.import_module(_modules[key])
@@ -59,7 +59,7 @@ def _call(key: str, *args: Any) -> Any:
 
 
 def _find(namespace: str, name: str) -> Any:
-    """Import the module of an operator that Python asks for, and leave other names to torch."""
+    """Import the module of an operator on its first access from Python. Leave other names to torch."""
     if (key := f"{namespace}::{name}") in _modules and key not in KERNELS:
         importlib.import_module(_modules[key])
         if (packet := vars(getattr(torch.ops, namespace)).get(name)) is not None:

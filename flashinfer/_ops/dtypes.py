@@ -13,8 +13,8 @@ class Element(NamedTuple):
     name: str
     bits: int
     kind: str  # "float", "int" or "bool"
-    short: str  # in the names of modules
-    number: int  # its DType of include/flashinfer/common/dtype.h
+    short: str  # part of modules' names
+    number: int  # value of DType in include/flashinfer/common/dtype.h
 
     @property
     def dtype(self) -> torch.dtype:

@@ -57,7 +57,7 @@ def raise_as_callers_mistake(
 
     Args:
         err: the error of the operator.
-        op: the called function, if the caller knows it.
+        op: the called function, or "" to find it on the stack.
         names: the operator's arguments.
         args: their values.
     """
@@ -69,8 +69,8 @@ def raise_as_callers_mistake(
         if first in names or not re.fullmatch(r"\w+", first) or rest.startswith("got None"):
             rest = message  # it names an argument, not a function
         argument = rest.partition(": ")[0]
-        if argument in names and isinstance(given := args[names.index(argument)], torch.Tensor):
-            rest = rest.replace("got another dtype", f"got {given.dtype}".replace("torch.", ""))
+        if argument in names and isinstance(tensor := args[names.index(argument)], torch.Tensor):
+            rest = rest.replace("got another dtype", f"got {tensor.dtype}".replace("torch.", ""))
         raise _KINDS[kind](f"{op or called(first)}: {rest}") from None
     wrong_type = re.match(
         r"\w+::(\w+)\(\) Expected a value of type '([^']*)' for argument '(\w+)' but instead found type '([^']*)'",
@@ -98,7 +98,7 @@ def raise_from_module(op: str, names: Sequence[str], args: Sequence[Any], err: R
 
 
 def renamed(err: ValueError | TypeError, arguments: Mapping[str, str]) -> ValueError | TypeError:
-    """Return an error of an inner function with the caller's names of its arguments."""
+    """Return a copy of an inner function's error that uses the caller's argument names."""
     function, _, rest = str(err).partition(": ")
     name, _, text = rest.partition(": ")
     text = re.sub(r" as (\w+) (is|has)$", lambda like: f" as {arguments.get(like[1], like[1])} {like[2]}", text)
@@ -174,8 +174,9 @@ def check_dense(op: str, names: Sequence[str], args: Sequence[Any]) -> None:
 def on_copies(operator: Any) -> Callable[..., Any]:
     """Return the kernel of an operator that writes its arguments, for views with the negative bit.
 
-    Such a view is the negation of its memory. torch's fallback fails for a written view after other arguments
-    were written. This kernel calls the operator on copies and copies the results back.
+    Such a view is the negation of its memory. torch's fallback raises an error for a view that is
+    written, and only after other arguments were written. This kernel calls the operator on copies and copies the
+    results back.
     """
     written = [n for n, one in enumerate(operator._schema.arguments) if one.alias_info and one.alias_info.is_write]
 

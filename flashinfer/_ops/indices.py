@@ -60,10 +60,11 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
 
 
 def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]) -> Callable[..., Any]:
-    """Return ``call`` with any integers and strides at ``positions``, which maps to argument names.
+    """Return ``call`` with support for any integers and strides at ``positions`` (position -> argument name).
 
-    The operator checks everything before it writes. So tables that kernels can read cost nothing, and other
-    tables are narrowed after the operator has rejected them.
+    An eager call first calls the operator with the tables as they are. If the operator rejects them, it calls again
+    with copies that kernels can read. An operator checks all arguments before it writes, so the second call is
+    safe, and tables in the right form cost nothing.
     """
 
     def checked(*args: Any) -> Any:
@@ -71,19 +72,19 @@ def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]
             try:
                 return call(*args)
             except (TypeError, ValueError):
-                if not any(_is_other(args[position]) for position in positions):
+                if not any(_needs_copy(args[position]) for position in positions):
                     raise
-        given = list(args)
+        converted = list(args)
         for position, name in positions.items():
-            if _is_other(args[position]):
-                given[position] = narrowed(op, name, args[position], torch.int32).contiguous()
-        return call(*given)
+            if _needs_copy(args[position]):
+                converted[position] = narrowed(op, name, args[position], torch.int32).contiguous()
+        return call(*converted)
 
     return checked
 
 
-def _is_other(x: object) -> bool:
-    """Return whether a tensor holds dense indices that kernels cannot read in place."""
+def _needs_copy(x: object) -> bool:
+    """Return whether a tensor holds valid indices that kernels can read only after a copy."""
     if not isinstance(x, torch.Tensor) or x.dtype not in INTEGERS or x.layout != torch.strided:
         return False
     return x.dtype != torch.int32 or not x.is_contiguous()

@@ -1,7 +1,7 @@
-"""Dispatch of a call to an operator of inference, or to a general one for gradients and symbolic numbers.
+"""Dispatch of a call to an inference operator, or to a general one for gradients and symbolic numbers.
 
-Operators of inference have no kernel for autograd, because it would run Python before every call. Calls that
-need gradients, or that a graph makes with symbolic numbers, go to the operator of :class:`General`.
+Inference operators have no kernel for autograd, because it would run Python before every call. Calls with
+gradients, and calls in graphs with symbolic numbers, go to :class:`General`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .errors import raise_as_callers_mistake
 from .scalars import is_symbolic
 from .tensors import check_form
 
-# The dispatcher's call of an operator's handle. Calling the operator ends there 0.4 us later. Dynamo does not
-# know it, and tensors whose class has a __torch_function__ must not use it.
+# Calls an operator by its handle. A call of the operator object reaches this function too, 0.4 us later. Dynamo
+# does not support it, and it ignores __torch_function__ of tensor subclasses.
 call_handle: Callable[..., Any] = torch._C._dispatch_call_boxed
 
 
@@ -48,7 +48,7 @@ def no_second_derivative(name: str) -> Gradient:
 
 @dataclass(frozen=True)
 class General:
-    """Replacement for calls that an operator without gradients, with plain numbers, cannot serve.
+    """Replacement of an inference operator in calls with gradients or symbolic numbers.
 
     ``call`` takes the operator's arguments. It is used if a tensor named by ``differentiable`` requires a
     gradient, or if a number named by ``scalars`` is symbolic under ``torch.compile``.
@@ -60,10 +60,7 @@ class General:
 
 
 def without_gradient(name: str, *differentiable: str) -> General:
-    """Refuse gradients of an operator of inference.
-
-    An error is better than a gradient that is silently missing.
-    """
+    """Return a :class:`General` that raises ``GradientError``, so that no gradient is silently missing."""
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
@@ -79,7 +76,7 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
     direct = partial(call_handle, operator._handle)
     names = [argument.name for argument in operator._schema.arguments]
     differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
-    # Unrolled for three tensors, because a loop would double the cost. 0 means no second or third tensor.
+    # Unrolled for three tensors, because a loop would double the cost. Position 0 means that there is no such tensor.
     first, second, third = (*differentiable, 0, 0, 0)[:3]
     others = differentiable[3:]
     scalars = tuple(names.index(one) for one in general.scalars) if general else ()

@@ -1,6 +1,7 @@
-"""Numbers that users vary, in graphs that are compiled once for all values.
+"""Numbers that users vary, as inputs of a graph that is compiled once for all values.
 
-torch compiles a Python number into the graph, once for each value. A tensor is an input of the graph.
+torch compiles a Python number into the graph as a constant, so each value needs a graph of its own. A tensor is
+an input.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def as_tensor(number: float, device: torch.device) -> torch.Tensor:
 
 
 def numbers_of(given: Sequence[float], factor: float | torch.Tensor, device: torch.device) -> torch.Tensor | None:
-    """Return attention's numbers as a tensor for kernels, or ``None`` if a graph knows all of them.
+    """Return attention's numbers as a tensor for kernels, or ``None`` if all are constants of the graph.
 
     Args:
         given: logits_soft_cap, sm_scale, rope_scale, rope_theta.

@@ -6,7 +6,7 @@ from torch.compiler import is_dynamo_compiling
 
 
 def differs(got: int, wanted: int) -> bool:
-    """Return whether a size is known to be another one. An unknown size of a graph is not."""
+    """Return whether a size is known to differ. A size that a graph does not know yet counts as equal."""
     return _known(got != wanted) if is_dynamo_compiling() else got != wanted
 
 
