@@ -1,4 +1,4 @@
-"""What only the CPU kernels do: threads that take tasks as they come, float8 in registers, tables checked as they run."""
+"""Properties of the CPU kernels: dynamic scheduling, float8 in registers, checks of tables during a run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def threads():
 
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
 def test_every_float8_is_read_as_torch_reads_it(kv_dtype):
-    """One key's weight is 1: the output is its value, infinities and NaN included."""
+    """Use one key per head: its weight is 1, and the output is its value, also for infinities and NaN."""
     v = torch.arange(256, dtype=torch.uint8).view(kv_dtype)[torch.randperm(256)].view(1, 4, 64)
     k = torch.zeros(1, 4, 64, dtype=torch.uint8).view(kv_dtype)
-    q = torch.randn(8, 64).half()  # which has every number of either type
+    q = torch.randn(8, 64).half()  # float16 represents every number of both types
     out = flashinfer.single_decode_with_kv_cache(q, k, v).float()
     want = v.float().view(4, 64).repeat_interleave(2, 0)
     assert torch.equal(out.isnan(), want.isnan())
     assert torch.equal(out.nan_to_num(1e9), want.nan_to_num(1e9))
 
 
-def test_who_does_what_does_not_change_a_bit(threads):
+def test_bits_do_not_depend_on_the_threads(threads):
     lengths = [random.choice([1, 300, 700, 1500, 4000]) for _ in range(3)]
     pages = [-(-length // 16) for length in lengths]
     cache = torch.randn(sum(pages), 2, 16, 2, 64)
@@ -53,7 +53,7 @@ def test_who_does_what_does_not_change_a_bit(threads):
 
 
 def test_a_page_outside_of_the_cache_is_never_read():
-    """Wrappers check their copies of the tables in plan(); a module is run by others too."""
+    """Check tables during a run: wrappers check theirs in plan(), but other callers may run a module."""
     module = gen_single_decode_module("float32", "float32", "float32", 64, 64, device="cpu").build_and_load()
     cache, q, out = torch.randn(5, 2, 16, 2, 64), torch.randn(1, 8, 64), torch.full((1, 8, 64), 7.0)
     indptr, lengths = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([19], dtype=torch.int32)
@@ -88,11 +88,11 @@ def test_a_page_outside_of_the_cache_is_never_read():
 
 @pytest.mark.parametrize("scale", [1.0, 40.0, 1e4])
 def test_weights_far_below_the_highest_are_zero(scale):
-    """Logits that are hundreds apart: no denormals, no overflow, the highest keys alone count."""
+    """Use logits that differ by hundreds: no denormals, no overflow, and only the highest keys count."""
     q, k, v = torch.randn(3, 2, 64), torch.randn(500, 2, 64), torch.randn(500, 2, 64)
     out, lse = flashinfer.single_prefill_with_kv_cache(q, k, v, sm_scale=scale, return_lse=True)
     logits = torch.einsum("qhd,khd->hqk", q.double(), k.double()) * scale
-    # Float products of 64 terms: an error of the logits is one of the weights.
+    # Logits are float32 sums of 64 products. Their error carries over to the weights.
     error = 64 * 2.0**-24 * 20 * scale
     highest = logits.max(-1).values.T / math.log(2)
     assert bool((lse >= highest - 1.5 * error - 1e-3).all()) and bool(out.isfinite().all())

@@ -1,4 +1,4 @@
-"""The operators of attention's modules: what their schemas promise, and what is left after calls that fail."""
+"""Operators of attention's modules: their schemas, and references to tensors after failed calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .test_bound import DIM, HEADS, KV_HEADS, PAGE, drawn, handle_of, inputs, na
 
 @pytest.fixture(params=["decode", "prefill"])
 def operators(request, device):
-    """A module's operators, and arguments of each."""
+    """Return a wrapper, and arguments of each operator of its module."""
     if request.param == "decode":
         wrapper, q = planned(device, [3, 16]), drawn(2, HEADS, DIM, device=device)
     else:
@@ -66,9 +66,9 @@ def test_operators_keep_the_promises_of_their_schema(operators):
 
 
 def test_failed_calls_keep_nothing(operators):
-    """Whichever argument is wrong, no reference is left to the others."""
+    """Check that a call with one wrong argument keeps no reference to any argument."""
     wrapper, arguments = operators
-    mask = torch.zeros(64, dtype=torch.uint8, device=wrapper.device)  # comes last, and nothing looks at it
+    mask = torch.zeros(64, dtype=torch.uint8, device=wrapper.device)  # the last argument, which this call does not read
     failed = set()
     for name, calls in arguments.items():
         operator = getattr(namespace_of(wrapper), name).default

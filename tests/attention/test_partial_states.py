@@ -12,7 +12,7 @@ import flashinfer
 
 from ..support.attention_oracle import indptr_of, int32, workspace
 
-LOGIT = 2.0**20  # of every key: an lse of float32 has steps of 1/8 there
+LOGIT = 2.0**20  # the logit of every key; near it, float32 has steps of 1/8
 KV_LENS = (1000, 777, 2501, 9001, 5003)
 HEADS, PAGE = 2, 16
 

@@ -1,4 +1,4 @@
-"""The lists of arguments of both languages are those of the operators that modules register."""
+"""Argument lists in Python and C++ equal those of the registered operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TENSORS = "Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
 
 
 def registered(namespace: object, name: str) -> str:
-    """The arguments of an operator, as torch prints them."""
+    """Return the arguments of an operator as torch prints them."""
     schema = str(getattr(namespace, name).default._schema)
     return schema[schema.index("(") + 1 : schema.index(") -> ")]
 
@@ -35,6 +35,6 @@ def test_schemas_in_python():
         " float logits_soft_cap"
     )
     assert "SymInt batch_size" in schema_of(Setting, "SymInt")
-    # What defaults say is one request: the operator needs no table for it.
+    # The defaults describe one request, for which the operator needs no table.
     assert [name for name, default in Setting._field_defaults.items() if isinstance(default, torch.Tensor)] == []
     assert Setting().batch_size == 1 and Setting().window_left == -1

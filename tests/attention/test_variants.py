@@ -34,7 +34,7 @@ def workspace(device: str) -> torch.Tensor:
 def customised(
     decl: str | Path, name: str, dtype: torch.dtype, *index: object, tensors=(), scalars=(), uri: str = "own"
 ):
-    """Arguments of ``gen_customize_*_module``. ``tensors`` and ``scalars`` are pairs of name and type."""
+    """Return arguments of ``gen_customize_*_module``. ``tensors`` and ``scalars`` are pairs of name and type."""
     names = [[one[at] for one in many] for many in (tensors, scalars) for at in (0, 1)]
     return (uri, dtype, dtype, dtype, *index, DIM, DIM, *names, name, decl)
 
@@ -158,7 +158,7 @@ def hooks_oracle(q, k, v, bias, documents, sm_scale: float, limit: float, period
     return torch.einsum("hqk,khd->qhd", weights, v).clamp(-limit, limit)
 
 
-FAR = 2**40  # a float loses a parameter that is added to it
+FAR = 2**40  # float32 drops a small number that is added to it
 
 
 def test_every_hook_and_parameter(device):

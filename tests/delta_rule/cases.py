@@ -1,4 +1,4 @@
-"""Calls of the delta rule for tests of what holds for every family."""
+"""Calls of the delta rule for tests that cover every family."""
 
 from __future__ import annotations
 

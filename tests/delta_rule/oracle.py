@@ -1,4 +1,4 @@
-"""The delta rule in float64, token by token, and inputs on which its mistakes show."""
+"""The delta rule in float64, token by token, and inputs that reveal errors of its kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def delta_rule(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: Any = None, gk: Any = None, beta: Any = None,
     initial_state: Any = None, scale: float = 1.0, l2norm: bool = False, lengths: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """``(o, final_state)`` of float64 tensors; ``lengths`` are those of sequences behind each other in a batch of 1."""
+    """Return ``(o, final_state)`` in float64. ``lengths``: sequences are packed, one after another, in a batch of 1."""
     if lengths is not None:
         start, parts = 0, []
         for n, length in enumerate(lengths):
@@ -43,14 +43,14 @@ def inputs(
     value_dim: int = 80, sequences: int | None = None, gate: bool = True, row_gate: bool = False, vector: bool = False,
     alike: bool = False,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Arguments by name. Decays are near 1 but for a few resets, keys are unit vectors: states last, and stay small. The
-    last head has no reset: in one head at least the initial state reaches the end.
+    """Return arguments by name. Keys are unit vectors, and decays are near 1 except for a few resets. States therefore
+    persist and stay small. The last head has no reset, so its initial state affects its last token.
 
-    ``alike``: keys are copies of one with noise, as those after an activation are, and beta reaches 2.
+    ``alike``: keys are noisy copies of one vector, as after an activation, and beta reaches 2.
     """
     wide: dict[str, Any] = dict(device=device, dtype=torch.float64)
     q, k = (torch.randn(batch, tokens, heads, key_dim, **wide) for _ in range(2))
-    q = q + 0.1 * q.sign()  # a query of one dimension is not nearly zero either
+    q = q + 0.1 * q.sign()  # keeps queries of one dimension away from zero
     if alike:
         k = torch.randn(batch, 1, heads, key_dim, **wide) + 0.3 * k
     k = k / k.norm(dim=-1, keepdim=True)
@@ -75,8 +75,10 @@ def inputs(
 
 
 def chunk_bound(given: dict[str, torch.Tensor], alike: bool = False) -> float | None:
-    """Of a head's output and state where chunks of half types are multiplied on tensor cores, their operands rounded;
-    ``None`` where they are not. Keys that are ``alike`` enlarge what rounding does."""
+    """Return the error bound of a head's output and state, or ``None`` if the call rounds no operands.
+
+    Tensor cores multiply chunks of half types with rounded operands. Similar keys (``alike``) amplify the rounding.
+    """
     q = given["q"]
     if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
         return None
@@ -84,7 +86,7 @@ def chunk_bound(given: dict[str, torch.Tensor], alike: bool = False) -> float | 
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Of a tensor ``[a, b, ...]``, the largest of its parts' root mean square errors relative to the part."""
+    """Return the largest relative root mean square error of a part ``[a, b]`` of a tensor ``[a, b, ...]``."""
     assert got.shape == want.shape
     if not want.numel():
         return 0.0

@@ -12,7 +12,7 @@ from ..support.device_code import compiled_for, sass_or_skip
 # mma.sync tiles (16 x 8 by 16) of a product of a 16-column state strip with 64 tokens and 128 keys (STATE), and with
 # a lower triangular matrix (LOWER). wgmma instructions of a product over keys (KEYS) or over tokens (TOKENS).
 STATE, LOWER, KEYS, TOKENS = 64, 20, 8, 4
-PREPARED = 128  # mma.sync tiles of the terms of a chunk, where CTAs of the same kernel make them
+PREPARED = 128  # mma.sync tiles of the terms of a chunk, for kernels that also prepare terms
 # Products of each scan kernel by source: mma.sync tiles without warpgroups, wgmma instructions, mma.sync next to wgmma.
 SCANS = {
     "chunk.cu": {

@@ -1,4 +1,4 @@
-"""The delta rule over chunks of tokens: lengths around a chunk's, heads of every size, keys that are alike, hard resets."""
+"""The delta rule over chunks of tokens: lengths near a chunk's, heads of every size, similar keys, decays of 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .oracle import chunk_bound, error, inputs
 from .oracle import delta_rule as oracle
 
 STATE_BOUND = 1e-5
-# What float32 does, and an output's last rounding to its type: half a unit in the last place, of every element.
+# The error of float32, plus the rounding of every output element to its dtype: half a unit in the last place.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-8 + 1e-5, torch.float16: 2**-11 + 1e-5}
 
 
@@ -24,18 +24,21 @@ def run(given, lengths=None, **options):
 
 
 def check(given, lengths=None, gradients=True, **options) -> None:
-    """Results, and every gradient, against float64. Where a head has one column, what is compared at once are as few
-    numbers as there are heads: they may be small beside the sums that they come from."""
+    """Compare results and all gradients with float64.
+
+    If a head has one column, a compared part has one number per head. These may be small relative to the terms of
+    their sums, so the bounds are larger by ``slack``.
+    """
     dtype = given["q"].dtype
     leaves = {name: one.detach().clone().requires_grad_(gradients) for name, one in given.items()}
     exact = {name: one.detach().cpu().double().requires_grad_(gradients) for name, one in given.items()}
     l2norm = options.get("use_qk_l2norm_in_kernel", False)
     got, want = run(leaves, lengths, **options), oracle(**exact, scale=0.3, l2norm=l2norm, lengths=lengths)
-    room = 4 if given["v"].shape[3] == 1 else 1
-    bounds = {one: bound + (room - 1) * BOUNDS[torch.float32] for one, bound in BOUNDS.items()}
+    slack = 4 if given["v"].shape[3] == 1 else 1
+    bounds = {one: bound + (slack - 1) * BOUNDS[torch.float32] for one, bound in BOUNDS.items()}
     rounded = chunk_bound(given)
     if rounded is None:
-        assert error(got[0], want[0]) < bounds[dtype] and error(got[1], want[1]) < room * STATE_BOUND
+        assert error(got[0], want[0]) < bounds[dtype] and error(got[1], want[1]) < slack * STATE_BOUND
     else:
         assert error(got[0].transpose(1, 2), want[0].transpose(1, 2)) < rounded and error(got[1], want[1]) < rounded
     if not gradients:
@@ -49,10 +52,10 @@ def check(given, lengths=None, gradients=True, **options) -> None:
                 one, other = one.transpose(1, 2), other.transpose(1, 2)
             assert error(one, other) < (2 if l2norm or name == "g" else 1) * rounded, name
             continue
-        bound = bounds[dtype] if one.dtype == dtype else room * STATE_BOUND
-        if one.dim() == 3:  # one number a token: a head's over all tokens are held against their size
+        bound = bounds[dtype] if one.dtype == dtype else slack * STATE_BOUND
+        if one.dim() == 3:  # one number per token: compare over all tokens of a head
             one, other = one.mT, other.mT
-        assert error(one, other) < (4 if l2norm else 1) * bound, name  # dy - y <y, dy> takes digits away
+        assert error(one, other) < (4 if l2norm else 1) * bound, name  # dy - y <y, dy> cancels digits
 
 
 @pytest.mark.parametrize("tokens", [8, 15, 16, 17, 47, 64, 65])
@@ -85,9 +88,9 @@ def test_eight_thousand_tokens(device):
 
 
 def test_resets(device):
-    """Logarithms of decays of minus infinity: what comes before such a token is forgotten, and nothing is not a number.
+    """Use decays of 0, with logarithms of minus infinity. They erase all earlier tokens and cause no NaN.
 
-    Sums of logarithms reach -100 in a chunk with two of them, where a float's last digit is 4e-6.
+    In a chunk with two of them, sums of logarithms reach -100, where float32 rounds by 4e-6.
     """
     given = inputs(torch.float32, device, tokens=50)
     given["g"][:, [0, 20, 21, 37]] = -float("inf")
@@ -110,7 +113,7 @@ def test_resets(device):
 
 
 def test_few_heads_are_cut_into_columns():
-    """On the CPU a head's columns are tasks of their own where there are fewer heads than threads: the same bits."""
+    """On the CPU, columns of a head are separate tasks if heads are fewer than threads. Bits do not change."""
     given = inputs(torch.float32, "cpu", batch=1, tokens=40, heads=1, value_heads=1, value_dim=150)
     threads = torch.get_num_threads()
     want = run(given)

@@ -1,5 +1,7 @@
-"""Kimi Delta Attention over chunks in half types, where channels of a key forget nearly all; what else holds of it is in
-test_chunks_of_half_types.py."""
+"""Kimi Delta Attention over chunks in half types, with channels that decay to nearly 0.
+
+test_chunks_of_half_types.py has its other tests.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from .test_chunks_of_half_types import HALVES, bound_of, check, check_gradients,
 
 
 def forgetful(dtype: torch.dtype, device: str, **shape: int) -> dict[str, torch.Tensor]:
-    """Some channels forget much at every token, some nearly everything at a few."""
+    """Return inputs with strong decay: of some channels at every token, of others at a few tokens."""
     given = inputs_of("channel", dtype, device, **shape)
     rare = torch.rand_like(given["g"]) < 0.1
     given["g"] = torch.where(rare, -25 * torch.rand_like(given["g"]), given["g"])
@@ -43,7 +45,7 @@ def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, toke
 
 
 def test_both_gates(device):
-    """A gate of all channels beside one of each: they add."""
+    """Use a gate of all channels and a gate per channel. Their logarithms add."""
     given = inputs(torch.float16, device, row_gate=True)
     names = ("q", "k", "v", "g", "gk", "beta", "initial_state")
     o, state = operator(*(given[name] for name in names), None, 0.3, True, False, False, True)
@@ -52,7 +54,7 @@ def test_both_gates(device):
 
 
 def test_gradients_where_channels_forget(device):
-    """Against float64 those that there are, where some channels forget all; and none is infinite or not a number."""
+    """Compare gradients with float64 for strong decay. With decays of 0, check that they are finite."""
     given = forgetful(torch.bfloat16, device, batch=1, tokens=150, key_dim=128)
     check_gradients(given)
     given["g"][:, [0, 20, 21, 37, 64, 149], :, ::3] = -float("inf")
@@ -62,7 +64,7 @@ def test_gradients_where_channels_forget(device):
 
 
 def test_gradients_of_one_result(device):
-    """Of the output alone, of the state alone, without an initial state: and the same bits twice."""
+    """Compute gradients of only the output and of only the state, without an initial state. Two runs are equal."""
     given = inputs_of("channel", torch.bfloat16, device, tokens=140)
     leaves = {name: one.clone().requires_grad_() for name, one in given.items() if name != "initial_state"}
     exact = {name: one.detach().cpu().double().requires_grad_() for name, one in leaves.items()}

@@ -1,6 +1,6 @@
-"""The delta rule over chunks in half types, on tensor cores where there are some: against float64, a head at a time.
+"""The delta rule over chunks in half types, against float64, head by head.
 
-On the CPU, and where rows cannot be copied by 16 bytes, these calls are computed in float: the bounds hold all the more.
+GPUs use tensor cores. The CPU, and GPUs whose rows are not aligned to 16 bytes, compute in float32 and err less.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .oracle import chunk_bound, error, inputs
 from .oracle import delta_rule as oracle
 
 HALVES = [torch.bfloat16, torch.float16]
-# What decays together: a head's state, or each channel of a key by itself, as Kimi's delta attention has it.
-of_both = pytest.mark.parametrize("gate", ["head", "channel"])
+# One decay per head, or one per channel of a key as in Kimi Delta Attention.
+every_gate = pytest.mark.parametrize("gate", ["head", "channel"])
 
 
 def inputs_of(gate: str, dtype: torch.dtype, device: str, *args: int, **shape) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ def run(given, lengths=None, **options):
 
 
 def exactly(wide, lengths=None, l2norm=False):
-    """Of inputs in float64 on the host."""
+    """Return the oracle's results for float64 inputs on the host."""
     named = {"gk" if name == "g" and decays_by_channel(wide) else name: one for name, one in wide.items()}
     return oracle(**named, scale=0.3, l2norm=l2norm, lengths=lengths)
 
@@ -52,7 +52,7 @@ def bound_of(given, alike=False) -> float:
 
 
 def check_gradients(given, lengths=None, alike=False, **options) -> None:
-    """Each gradient, a head at a time, and what they are gradients of."""
+    """Compare each result and each gradient with float64, head by head."""
     bound, l2norm = bound_of(given, alike), options.get("use_qk_l2norm_in_kernel", False)
     leaves = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
     exact = {name: one.detach().cpu().double().requires_grad_() for name, one in given.items()}
@@ -66,18 +66,18 @@ def check_gradients(given, lengths=None, alike=False, **options) -> None:
         if name != "initial_state":
             one, other = one.transpose(1, 2), other.transpose(1, 2)
         allowed = (2 if l2norm or name == "g" else 1) * bound
-        if leaves["k"].shape[-1] <= 8:  # a mean of so few roundings is at times larger
+        if leaves["k"].shape[-1] <= 8:  # a mean over few roundings varies more
             allowed *= 1.5
         if name == "g" and not decays_by_channel(
             given
-        ):  # sums whose terms cancel: a head of small ones has the errors of the others
+        ):  # terms cancel: a head with small sums has errors as large as other heads
             assert error(one.reshape(1, -1), other.reshape(1, -1)) < allowed
             allowed *= 4
         if name == "beta" and alike and one.device.type == "cuda" and leaves["q"].dtype == torch.float16:
-            # Z is solved for by products of tf32, whose rounding is float16's: 2^-11. In bfloat16 it adds nothing to
-            # 2^-8, here it is added to the roundings of the products behind it, which an eighth of bfloat16's bound is
-            # for, and <dy, r> has Z on both sides. With each rounding emulated in float64, the error of 400 inputs is
-            # 2.0e-3 in the middle, and 3.3e-3 at most; without that of tf32 it is 1.0e-3 and 1.6e-3.
+            # Z comes from tf32 products, which round as float16 does, by 2^-11. That is negligible next to bfloat16's
+            # 2^-8. In float16 it adds to the rounding of later products, and <dy, r> contains Z twice. The bound, an
+            # eighth of bfloat16's, covers only the later products. Emulated in float64 for 400 inputs, the error
+            # is 2.0e-3 in the median and 3.3e-3 at most. Without the rounding of tf32 it is 1.0e-3 and 1.6e-3.
             allowed *= 2
         assert error(one, other) < allowed, name
 
@@ -90,12 +90,12 @@ def check(given, lengths=None, alike=False, **options) -> None:
     parts = [want.shape[1]] if lengths is None else lengths
     for got, right in zip(o.split(parts, 1), want.split(parts, 1), strict=True):
         assert error(got.transpose(1, 2), right.transpose(1, 2)) < bound
-        for part in (slice(64), slice(right.shape[1] // 64 * 64, None)):  # the first chunk and the tail by themselves
+        for part in (slice(64), slice(right.shape[1] // 64 * 64, None)):  # also the first chunk and the tail separately
             assert error(got[:, part].transpose(1, 2), right[:, part].transpose(1, 2)) < 1.5 * bound
     assert error(state, last) < bound
 
 
-# Two, four and eight warps a block, the last of which columns may not fill; one head and many.
+# CTAs of two, four and eight warps, columns that do not fill the last CTA, one head and many heads.
 @pytest.mark.drawn(6)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens",
@@ -113,7 +113,7 @@ def check(given, lengths=None, alike=False, **options) -> None:
         (1, 3, 200, 72, 2, 64),
     ],
 )
-@of_both
+@every_gate
 def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, tokens, gate, device):
     for dtype in HALVES:
         shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
@@ -122,7 +122,7 @@ def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, toke
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128), (256, 64)])
-@of_both
+@every_gate
 def test_keys_that_are_alike(key_dim, value_dim, gate, device):
     for dtype in HALVES:
         shape = dict(tokens=300, heads=1, value_heads=2, key_dim=key_dim, value_dim=value_dim)
@@ -131,7 +131,7 @@ def test_keys_that_are_alike(key_dim, value_dim, gate, device):
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [64, 256])
-@of_both
+@every_gate
 def test_random_sequences(key_dim, gate, device):
     lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 300)]) for _ in range(7)] + [400]
     for dtype in HALVES:
@@ -140,7 +140,7 @@ def test_random_sequences(key_dim, gate, device):
         check(given, lengths, use_qk_l2norm_in_kernel=True)
 
 
-@of_both
+@every_gate
 def test_a_neighbour_that_is_not_a_number(gate, device):
     lengths = [100, 90, 80]
     given = inputs_of(gate, torch.bfloat16, device, batch=1, tokens=270, sequences=3)
@@ -159,9 +159,9 @@ def test_a_neighbour_that_is_not_a_number(gate, device):
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [48, 256])
-@of_both
+@every_gate
 def test_layouts(key_dim, gate, device):
-    """Views with a head's rows apart, columns first, no initial state: the same numbers, and the same bits twice."""
+    """Use transposed views, states with columns first and no initial state. Results are equal, and so are two runs."""
     given = inputs_of(gate, torch.bfloat16, device, tokens=140, key_dim=key_dim)
     del given["initial_state"]
     want = run(given)
@@ -172,7 +172,7 @@ def test_layouts(key_dim, gate, device):
 
 
 def test_rows_that_begin_anywhere(device):
-    """What cannot be copied by 16 bytes is computed all the same."""
+    """Compute rows that are not aligned to 16 bytes."""
     given = inputs(torch.float16, device, tokens=70, key_dim=44, value_dim=60)
     check(given)
     shifted = torch.empty(given["q"].numel() + 1, device=device, dtype=torch.float16)[1:].view(given["q"].shape)
@@ -181,9 +181,9 @@ def test_rows_that_begin_anywhere(device):
 
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("key_dim", [48, 64, 128, 256])
-@of_both
+@every_gate
 def test_resets(key_dim, gate, device):
-    """Logarithms of minus infinity: nothing is not a number, and no digits are lost."""
+    """Use decays of 0, with logarithms of minus infinity. They cause no NaN and no loss of digits."""
     given = inputs_of(gate, torch.float16, device, tokens=150, key_dim=key_dim)
     if gate == "channel":
         given["g"][:, [0, 20, 21, 37, 64, 149], :, ::3] = -float("inf")
@@ -199,9 +199,9 @@ def test_resets(key_dim, gate, device):
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [48, 256])
-@of_both
+@every_gate
 def test_states_are_carried_on(key_dim, gate, device):
-    """A prefill in two pieces is one prefill."""
+    """Two prefills that pass the state on equal one prefill."""
     given = inputs_of(gate, torch.bfloat16, device, batch=1, tokens=200, key_dim=key_dim)
     whole, last = run(given)
     state = given.pop("initial_state")
@@ -229,7 +229,7 @@ def test_states_are_carried_on(key_dim, gate, device):
         (3, 9, 256, 128, 3, 200, True),
     ],
 )
-@of_both
+@every_gate
 def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm, gate, device):
     for dtype in HALVES:
         shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
@@ -238,7 +238,7 @@ def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [128, 256])
-@of_both
+@every_gate
 def test_gradients_of_keys_that_are_alike(key_dim, gate, device):
     for dtype in HALVES:
         shape = dict(tokens=200, heads=1, value_heads=2, key_dim=key_dim, value_dim=64)
@@ -247,7 +247,7 @@ def test_gradients_of_keys_that_are_alike(key_dim, gate, device):
 
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim, value_dim, l2norm", [(64, 40, True), (128, 128, False), (256, 40, False)])
-@of_both
+@every_gate
 def test_gradients_of_random_sequences(key_dim, value_dim, l2norm, gate, device):
     lengths = [random.choice([0, 1, 63, 64, 65, random.randrange(2, 200)]) for _ in range(5)] + [320]
     shape = dict(tokens=sum(lengths), sequences=len(lengths), key_dim=key_dim, value_dim=value_dim)
@@ -257,7 +257,7 @@ def test_gradients_of_random_sequences(key_dim, value_dim, l2norm, gate, device)
 
 
 def test_eight_thousand_tokens(device):
-    """Errors do not grow with the length: 128 chunks and a tail behind each other have the bounds of two."""
+    """Errors do not grow with the length: 128 chunks and a tail have the bounds of two chunks."""
     lengths = [8200, 0, 9]
     given = inputs(
         torch.bfloat16, device, batch=1, tokens=sum(lengths), sequences=3, heads=1, value_heads=1, key_dim=16,
@@ -267,7 +267,7 @@ def test_eight_thousand_tokens(device):
 
 
 def test_gradients_of_one_result(device):
-    """Of the output alone, of the state alone, without a gate and an initial state: and the same bits twice."""
+    """Compute gradients of only the output and of only the state, without gate and initial state, twice."""
     given = inputs(torch.bfloat16, device, tokens=140, gate=False)
     leaves = {name: one.clone().requires_grad_() for name, one in given.items() if name != "initial_state"}
     exact = {name: one.detach().cpu().double().requires_grad_() for name, one in leaves.items()}
@@ -287,7 +287,7 @@ def test_gradients_of_one_result(device):
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (11, 8)])
 def test_what_beta_erases_may_be_too_large_for_float16(batch, heads, device):
-    """Gradients of values before beta multiplies them are 4 times those of the outputs at one token."""
+    """Make dy exceed float16: at one token it is 4 times the gradient of the output. beta = 0 then erases it."""
     given = inputs(torch.float16, device, batch, 130, heads, heads, 64, 64)
     given["q"], given["beta"] = 4 * given["k"], torch.zeros_like(given["beta"])
     leaves = {name: one.requires_grad_() for name, one in given.items() if name != "g"}
@@ -300,8 +300,11 @@ def test_what_beta_erases_may_be_too_large_for_float16(batch, heads, device):
 
 @pytest.mark.parametrize("batch, tokens, heads, values", [(1, 1500, 2, 128), (2, 530, 3, 128), (3, 257, 1, 96)])
 def test_few_heads_have_the_bits_of_packed_sequences(batch, tokens, heads, values, device):
-    """Terms of chunks are made beside the states where there are few heads of sequences of one length, first where
-    offsets say the lengths: the same numbers, in whatever order blocks come to them, and none from stale memory."""
+    """Compare two schedules. With few heads and equal lengths, CTAs of the scan's launch prepare the terms meanwhile.
+
+    With ``cu_seqlens``, an earlier kernel prepares them. Bits are equal for any order of CTAs, and stale memory is
+    never read.
+    """
     dtype = random.choice(HALVES)
     given = inputs(dtype, device, batch, tokens, heads, 2 * heads, 128, values)
     packed = {
@@ -310,6 +313,6 @@ def test_few_heads_have_the_bits_of_packed_sequences(batch, tokens, heads, value
     }
     want, want_state = run(packed, [tokens] * batch)
     for _ in range(10):
-        torch.full((1 << 22,), torch.nan, device=device)  # the memory that the call works in, on a GPU
+        torch.full((1 << 22,), torch.nan, device=device)  # on a GPU, the call's workspace reuses this memory
         out, state = run(given)
         assert torch.equal(out.flatten(0, 1), want[0]) and torch.equal(state, want_state)

@@ -1,4 +1,4 @@
-"""The delta rule against float64: outputs, states, steps of decoding, and what is refused."""
+"""The delta rule against float64: outputs, states, steps of decoding, and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashinfer.errors import GradientError
 from .oracle import chunk_bound, error, inputs
 from .oracle import delta_rule as oracle
 
-# Relative errors of an output and of a state; of half types, what rounding may do to every element.
+# Relative errors of an output and of a state. Those of half types allow the rounding of every element.
 BOUNDS = {
     torch.float64: (1e-12, 1e-12),
     torch.float32: (1e-5, 1e-5),
@@ -25,7 +25,7 @@ def wide(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def check(result, expected, dtype, rounded=None) -> None:
-    """``rounded``: the bound of whole heads where operands were rounded."""
+    """Compare with the oracle. ``rounded``: the bound per head if operands were rounded."""
     bounds = BOUNDS[dtype]
     if rounded is not None:
         bounds = rounded, rounded
@@ -64,7 +64,7 @@ def test_recurrent_and_chunk(shape, device):
 
 
 def test_the_state_matters():
-    """What a check of outputs can see: most of them comes from tokens long before."""
+    """Check that inputs test the state: most of an output comes from tokens long before."""
     given = wide(inputs(torch.float64, "cpu", gate=False))
     whole, _ = oracle(**given)
     given = {name: one if name == "initial_state" else one[:, 64:] for name, one in given.items()}
@@ -120,7 +120,7 @@ def test_a_neighbour_that_is_not_a_number(device):
 
 
 def test_layouts(device):
-    """Transposed views, states that have columns first, gates of half types: the same numbers."""
+    """Use transposed views, states with columns first and gates of half types. Results are equal."""
     given = inputs(torch.float32, device)
     want = delta_rule.chunk_gated_delta_rule(**given, output_final_state=True)
     views = {n: given[n].transpose(1, 2).contiguous().transpose(1, 2) for n in "qkv"}
@@ -205,7 +205,7 @@ def test_step(v_first, state_dtype, device):
 @pytest.mark.parametrize("form", [dict(), dict(row_gate=True), dict(vector=True)], ids=lambda form: str(*form))
 @pytest.mark.parametrize("key_dim, value_dim", [(128, 128), (64, 64), (128, 136), (100, 72), (62, 33), (132, 68)])
 def test_a_step_of_any_size(key_dim, value_dim, form, tokens, device):
-    """States whose rows or columns are whole vectors of four, others, and more tokens than a step usually has."""
+    """Use states with and without whole vectors of four, and more tokens than a step usually has."""
     for dtype, state_dtype in ((torch.float32, torch.float32), (torch.float16, torch.bfloat16)):
         given = inputs(dtype, device, 2, tokens, 1, 2, key_dim, value_dim, **form)
         before = given.pop("initial_state").to(state_dtype)
@@ -262,7 +262,7 @@ def test_steps_are_the_whole(device):
     ids=str,
 )
 def test_dtypes_that_differ(q, k, v, computed, device):
-    """All are promoted, and the output has v's dtype, each gradient its tensor's."""
+    """Promote all inputs. The output has v's dtype, and each gradient that of its tensor."""
     given = inputs(torch.float32, device, tokens=70)
     given |= {"q": given["q"].to(q), "k": given["k"].to(k), "v": given["v"].to(v)}
     leaves = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
@@ -275,7 +275,7 @@ def test_dtypes_that_differ(q, k, v, computed, device):
             assert grad.dtype == leaf.dtype and grad.isfinite().all()
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------------------------
 
 MISTAKES = [
     (
@@ -368,7 +368,7 @@ def test_a_step_has_no_gradient(device):
 
 
 def test_slots_that_the_pool_lacks(device):
-    """Of such a sequence the result is 0, and neither a slot nor a snapshot is written."""
+    """For a sequence with an invalid slot the result is 0, and neither a slot nor a snapshot is written."""
     given = inputs(torch.float32, device, batch=4, tokens=2)
     pool = given.pop("initial_state")
     mine, snapshots = pool.clone(), pool.new_full((4, 2, *pool.shape[1:]), 77.0)
@@ -407,7 +407,7 @@ def test_a_step_of_raw_gates_with_a_bound_and_of_channels(form, tokens, key_dim,
 
 
 def test_a_raw_gate_and_channels_that_are_final(device):
-    """With g, only g is raw: gk is added as it is."""
+    """If g is given, A_log applies to g only, and gk is added unchanged."""
     given = inputs(torch.float32, device, batch=2, tokens=2, row_gate=True)
     raw, a_log = torch.randn_like(given["g"]), torch.randn(6, device=device) - 3
     plain = given | {"g": -a_log.exp() * torch.nn.functional.softplus(raw)}
@@ -418,7 +418,7 @@ def test_a_raw_gate_and_channels_that_are_final(device):
 
 
 def strided(values: list[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Integers three places apart, with others between them."""
+    """Return integers with a stride of 3, between other numbers."""
     wide = torch.full((len(values), 3), 99, device=device).to(dtype)
     wide[:, 1] = torch.tensor(values, device=device).to(dtype)
     return wide[:, 1]
@@ -489,7 +489,7 @@ def test_a_step_refuses_decays_and_states_of_eight_bits(device):
         (ValueError, "dt_bias: got shape", dict(A_log=given["g"][0, 0], dt_bias=given["gk"][0, 0])),
         (ValueError, "q: got 3 dimensions, wanted 4, or three in flashinfer.chunk_gated", dict(q=given["q"][0])),
     ]
-    if device == "cpu":  # on CUDA a look would wait for the device
+    if device == "cpu":  # on CUDA this check would wait for the device
         taker = "flashinfer.chunk_gated_delta_rule takes decays"
         changes += [
             (ValueError, f"g: got numbers above 0, .*{taker}", dict(g=given["g"].exp())),

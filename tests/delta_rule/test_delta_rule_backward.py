@@ -1,4 +1,4 @@
-"""Gradients of the delta rule against autograd in float64, and against differences of the kernels themselves."""
+"""Gradients of the delta rule against autograd in float64 and against finite differences of the kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashinfer.errors import GradientError
 from .oracle import delta_rule as oracle
 from .oracle import error, inputs
 
-# Of float32, what its rounding (6e-8) does over up to 70 tokens, about 10 times; of half types, what it may do to every
+# float32: about 10 times the effect of its rounding (6e-8) over up to 70 tokens. Half types: the rounding of every
 # element.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float64: 1e-12}
 
@@ -24,8 +24,11 @@ def run(given, **options):
 
 
 def terms_of_gates(o, grad_o, v, grad_v, state, grad_state, lengths):
-    """``[batch, tokens, heads]``: a gate's gradient is <S, dS> of the last state and, of each token from its own on,
-    <o, do> - <v, dv>. These are the sums of the magnitudes of all those products."""
+    """Return the magnitude of the terms of each gate's gradient, ``[batch, tokens, heads]``.
+
+    The gradient is <S, dS> of the last state plus <o, do> - <v, dv> of the gate's token and of all later ones. The
+    result adds the absolute values of all products.
+    """
     tokens = (o * grad_o).abs().sum(-1) + (v * grad_v).abs().sum(-1)
     last = (state * grad_state).abs().sum((-1, -2))[:, None]
     if lengths is None:
@@ -35,13 +38,16 @@ def terms_of_gates(o, grad_o, v, grad_v, state, grad_state, lengths):
 
 
 def check(given, scale=0.3, l2norm=False, lengths=None, of=("o", "state")) -> None:
-    """Every gradient. Each part of a tensor of vectors is held against its own size. Of a gate or a beta, one number for
-    each token and head, the sum may cancel: its error is held against the magnitudes of the terms."""
+    """Compare every gradient with float64.
+
+    Errors of vectors are relative to each part. A gate or a beta has one number per token and head, a sum whose
+    terms may cancel, so its error is relative to the magnitudes of the terms.
+    """
     device, dtype = given["q"].device, given["q"].dtype
     leaves = {name: one.detach().clone().requires_grad_() for name, one in given.items()}
     exact = {name: one.detach().cpu().double() for name, one in given.items()}
     sums = [name for name, one in given.items() if one.dim() == 3]
-    if "beta" in sums:  # as a beta of columns, whose gradients are the terms
+    if "beta" in sums:  # gradients of a beta per column are the terms
         exact["beta"] = exact["beta"][..., None].repeat(1, 1, 1, given["v"].shape[3])
     exact = {name: one.requires_grad_() for name, one in exact.items()}
     options = {} if lengths is None else {"cu_seqlens": torch.tensor([0, *lengths], device=device).cumsum(0)}
@@ -66,7 +72,7 @@ def check(given, scale=0.3, l2norm=False, lengths=None, of=("o", "state")) -> No
         assert other.square().mean() > 1e-8 or not other.numel()
         assert one.dtype == leaves[name].dtype and one.shape == other.shape
         if name not in sums:
-            assert error(one, other) < (4 if l2norm else 1) * bound  # dy - y <y, dy> takes digits away
+            assert error(one, other) < (4 if l2norm else 1) * bound  # dy - y <y, dy> cancels digits
         elif other.numel():
             worst = (one.cpu().double() - other).abs().max() / terms[name].square().mean().sqrt()
             assert worst.item() < bound
@@ -89,7 +95,7 @@ def test_gated(shape, l2norm, dtype, device):
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_gates_that_forget_have_no_gradient(chunked):
-    """On the CPU; and the rounding of the terms behind such a token is in no gradient before it."""
+    """Check on the CPU that gates of -26 have no gradient, and that rounding after them affects no earlier gradient."""
     given = inputs(torch.float32, "cpu", tokens=75)
     given["g"][:, 20:] = -26.0
     given["v"][:, 20:] *= 1e4
@@ -144,7 +150,7 @@ def test_the_same_bits(device, dtype):
 
 @pytest.mark.parametrize("form", ["scalar", "rows", "columns"])
 def test_differences_of_the_kernels(form):
-    """In float64, through the same text as every other type."""
+    """Use float64, which shares its source with every other dtype."""
     shape = dict(batch=1, tokens=7, heads=1, value_heads=2, key_dim=3, value_dim=5)
     given = inputs(
         torch.float64, "cpu", **shape, gate=form == "scalar", row_gate=form == "rows", vector=form == "columns"
@@ -157,7 +163,7 @@ def test_differences_of_the_kernels(form):
     def function(*tensors):
         return run(dict(zip(given, tensors, strict=True)), scale=0.7, use_qk_l2norm_in_kernel=True, cu_seqlens=offsets)
 
-    # Resets are differences that nothing can be read of; a step from 0 is above it, which is refused.
+    # Finite differences cannot resolve resets, and a step from 0 would exceed 0, which is an error.
     with torch.no_grad():
         for gate in given.keys() & {"g", "gk"}:
             given[gate].clamp_(min=-0.5, max=-1e-3)

@@ -1,4 +1,4 @@
-"""FlashInfer's names for the gated delta rule: its conventions, and what keeps the two apart."""
+"""FlashInfer's names for the gated delta rule: conventions, and errors for flash-linear-attention's."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_several_tokens(device):
         assert error(buffer[:3, t].mT, state) < 1e-5
     assert error(pool[slots].mT, steps[-1][1]) < 1e-5
     assert buffer[3].isnan().all() and buffer[:, 4].isnan().all()
-    # The same with a slot for each token; a sequence without one is left alone.
+    # The same with a slot for each token. A sequence without a slot is not written.
     pool.copy_(before)
     call["initial_state_indices"] = torch.tensor([5, -1, 2], device=device)
     each = torch.arange(8, 20, device=device).view(3, 4)
@@ -209,7 +209,7 @@ def test_several_tokens(device):
         ssm_state_indices=wide[..., 1], disable_state_update=True,
     )  # fmt: skip
     assert same.equal(o) and again.equal(pool)
-    # Behind a slot that the pool lacks a sequence has no state: the others' are what they were.
+    # After an invalid slot a sequence has no state. States of other sequences do not change.
     pool.copy_(before)
     call["initial_state_indices"], each[2, 1] = torch.tensor([5, 20, 2], device=device), 20
     o, _ = flashinfer.gated_delta_rule_mtp(

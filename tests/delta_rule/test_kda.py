@@ -1,4 +1,4 @@
-"""Kimi Delta Attention, whose rows of a state decay apart: against float64, and FlashInfer's name for its steps."""
+"""Kimi Delta Attention (one decay per row of a state) against float64, and FlashInfer's name for its steps."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_gates_of_raw_numbers(lower_bound, device):
         use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, A_log=a_log, dt_bias=dt_bias,
         lower_bound=lower_bound, safe_gate=lower_bound is not None,
     )  # fmt: skip
-    # The gate itself is computed in float32, its errors add up over twenty tokens.
+    # The gate is computed in float32. Its errors add up over twenty tokens.
     assert error(o, want[0]) < 2e-5 and error(state, want[1]) < 2e-5
     assert all(one.abs().max() > 0 for one in torch.autograd.grad(o.square().sum(), (a_log, dt_bias)))
 
 
 def test_a_bias_of_the_transposed_shape_is_an_error(device):
-    """It has as many elements as one of the right shape, in another order."""
+    """Such a bias has the right number of elements, in another order."""
     given = kda_inputs(device, tokens=5)
     options = dict(use_gate_in_kernel=True, A_log=torch.randn(1, 1, 6, 1, device=device))
     bias = torch.randn(6, 48, device=device)

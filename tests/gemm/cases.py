@@ -38,7 +38,7 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def functions(device: str) -> dict[str, Case]:
-    """Return the functions; the last part of a batch or of rows is the remainder."""
+    """Return calls of the functions. The last part of a batch or of rows takes the remainder."""
 
     def one(*shape: int) -> torch.Tensor:
         return torch.rand(shape, device=device) + 0.5

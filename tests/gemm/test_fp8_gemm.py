@@ -69,7 +69,7 @@ def test_groupwise(m, n, k, granularity, mode, device):
 
 @pytest.mark.parametrize("mode", ["MN", "K"])
 def test_groups(mode, device):
-    """Pass equal groups as segments, by the matrix of each row with gaps, and as first rows of a batch."""
+    """Pass the same groups as segments, as a matrix index per row with gaps, and as the first rows of a batch."""
     sizes, n, k, room = [5, 0, 33, 2], 136, 384, 40
     m, e = sum(sizes), len(sizes)
     a, b = drawn(m, k, dtype=E4M3, device=device), drawn(e, n, k, dtype=E4M3, device=device)
@@ -147,7 +147,7 @@ def test_tables_are_looked_at_on_the_cpu():
 @pytest.mark.parametrize("rows", [3, 50])
 @pytest.mark.parametrize("dtype", FP8)
 def test_each_number_of_8_bits(dtype, rows, device):
-    """Test each number on either side, once among zeros: few rows and many take different loads."""
+    """Test each number in both operands, one per row of zeros. Few and many rows use different loads."""
     numbers = torch.arange(256, device=device, dtype=torch.uint8)
     k = int(torch.randint(33, 90, ()))
     alone = torch.zeros(256, k, device=device, dtype=torch.uint8)

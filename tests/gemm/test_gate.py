@@ -22,8 +22,8 @@ def assert_gated(
 ) -> None:
     """Check that ``got`` is ``silu(gate) * linear`` rounded once, except for errors of both sums and of exp.
 
-    ``rounds``: both were rounded to memory. Each is a pair of its product and that of the magnitudes. The slope of
-    silu is at most 1.1.
+    ``gate`` and ``linear`` are pairs of a product and the product of its magnitudes. ``rounds``: both were rounded when
+    stored. The slope of silu is at most 1.1.
     """
     (g, of_gate), (u, of_linear) = gate, linear
     silu = g * g.sigmoid()

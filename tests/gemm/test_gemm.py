@@ -40,7 +40,7 @@ def by_groups(a: torch.Tensor, b: torch.Tensor, sizes: list[int]) -> tuple[torch
     ],
 )
 def test_groups(sizes, n, k, dtype, device):
-    """Use matrices contiguous along k and, except for fp8, along n; rows after the last group stay."""
+    """Use matrices contiguous along k and, except for fp8, along n. Rows after the last group are not written."""
     m = sum(sizes)
     a, b = drawn(m + 3, k, dtype=dtype, device=device), drawn(len(sizes), n, k, dtype=dtype, device=device)
     want, magnitude = by_groups(a, b, sizes)
@@ -69,7 +69,7 @@ def test_integers_are_exact(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_tables(dtype, device):
-    """Use counts with and without begins, indices of matrices and rows, row factors, and invalid numbers."""
+    """Use counts with and without offsets, indices of matrices and rows, row factors, and invalid indices."""
     e, room, n, k = 4, 6, 40, 56
     a = drawn(9, k, dtype=dtype, device=device)
     b = drawn(e + 1, n, k, dtype=dtype, device=device)
@@ -115,7 +115,7 @@ def test_strides(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_rows_are_their_own(dtype, device):
-    """Compare the bits of a row next to any others; NaN in one group stays there."""
+    """Check that a row has the same bits for any other rows, and that NaN stays in its group."""
     n, k = 200, 700
     a, b = drawn(300, k, dtype=dtype, device=device), drawn(2, n, k, dtype=dtype, device=device)
     out = torch.empty(300, n, device=device)

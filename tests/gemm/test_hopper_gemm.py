@@ -30,7 +30,7 @@ def test_every_size_of_a_tile(dtype, by_depth, n, more, device):
     The mean of the groups' rows selects the kernel for many, some or few tokens.
     """
     if dtype.itemsize == 1 and not by_depth:
-        pytest.skip("fp8 has numbers of the depth beside each other")
+        pytest.skip("fp8 matrices are contiguous along k")
     sizes = [*SIZES[torch.randint(0, 3, ()) :], *more]
     m, k = sum(sizes) + 5, 208
     indptr = torch.tensor([0, *sizes]).cumsum(0).to(device)
@@ -76,7 +76,7 @@ def test_gathered_rows(dtype, more, device):
 def test_factors_of_many_tokens(granularity, depth, mode, device):
     """Use full, partial and single panels of factors, with tokens and weights that end inside a tile.
 
-    Weights with a factor each are served by another kernel than strips that share one.
+    One kernel serves weights with one factor each, another strips that share a factor.
     """
     (gm, gn, gk), dtype = granularity, torch.float8_e4m3fn
     for m, n in ((161, 72), (300, 264)):

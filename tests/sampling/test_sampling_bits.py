@@ -100,7 +100,7 @@ def test_indices_and_repetitions_change_nothing(vocab_size, device):
         assert by_index.equal(function(x[indices.long()], *numbers, **RANDOM))
 
 
-@pytest.mark.skipif(len(DEVICES) < 2, reason="needs a GPU beside the CPU")
+@pytest.mark.skipif(len(DEVICES) < 2, reason="needs a GPU")
 @pytest.mark.parametrize("vocab_size", [513, 5000])
 def test_the_cpu_draws_what_cuda_draws(vocab_size):
     x = rows_of("normal", 4000, vocab_size)

@@ -56,7 +56,7 @@ def test_the_tables_rows_are_the_scores_rows(device):
 @pytest.mark.parametrize("page_size", [1, 4, 64])
 @pytest.mark.parametrize("given", ["nothing", "starts", "both starts"])
 def test_slots_of_pages(page_size, given, device):
-    """Use an entry for each page, and tables that begin elsewhere than the scores."""
+    """Use one entry per page, and tables whose rows start at other offsets than the scores."""
     rows, width, k = 5, 300, 70
     scores = torch.randn(rows, width + 3)[:, :width]  # padded rows
     first = torch.randint(width // 2, (rows,), dtype=torch.int32) if given != "nothing" else None

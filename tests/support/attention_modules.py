@@ -40,8 +40,8 @@ struct FlashSigmoid : AttentionVariantBase {
 SIGMOID_PARAMETERS: tuple[list[str], ...] = ([], [], ["logits_scale", "sigmoid_bias"], ["double", "double"])
 
 HOOKS = r"""
-// Documents in one sequence: a key counts for the queries of its document alone. Queries and keys are changed before
-// they meet, logits get a bias of their head and are weighted, the output is clipped.
+// Documents in one sequence: queries see only keys of their document. Queries and keys are scaled before their
+// product, logits get a bias of their head and are weighted, the output is clipped.
 struct Hooks : AttentionVariantBase {
   uint32_t qo_len, kv_len, window_left;
   float sm_scale_log2;

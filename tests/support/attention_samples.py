@@ -18,8 +18,7 @@ from flashinfer._attention.traced import from_shape
 from tests.support.attention_oracle import indptr_of, int32, workspace
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 64, 8
-# Without a GPU, that of other tests' modules with soft caps, slopes and RoPE, which are compiled once for
-# all.
+# The CPU uses float32, because other tests compile modules with soft caps, slopes and RoPE for it too.
 DTYPE = torch.float16 if torch.cuda.is_available() else torch.float32
 SIGMOID_DECL = r"""
 struct SampleSigmoid : AttentionVariantBase {
@@ -80,7 +79,7 @@ def _randn(*shape: int, device: str) -> torch.Tensor:
 
 
 def samples(device: str) -> dict[str, Sample]:
-    """Return name of a function or wrapper, and its form -> a call of it."""
+    """Return calls of functions and wrappers, by name and form."""
     return {**_functions(device), **_paged(device), **_others(device)}
 
 
@@ -223,7 +222,7 @@ def _paged(device: str) -> dict[str, Sample]:
 
         return with_prefix
 
-    def beside(n: int) -> dict[str, Any]:
+    def mixed(n: int) -> dict[str, Any]:
         given = one_each(n)
         k, v = (_randn(4 * n + 3, KV_HEADS, DIM, device=device) for _ in range(2))
         q = _randn(2 * n + 1, HEADS, DIM, device=device)
@@ -263,7 +262,7 @@ def _paged(device: str) -> dict[str, Sample]:
             lambda q, paged_kv_cache: both.run(q, paged_kv_cache), some_each, plan_attention, (), ("sm_scale",)
         ),
         "PODWithPagedKVCacheWrapper": Sample(
-            lambda **inputs: (lambda p, d: (*p, *d))(*pod.run(return_lse_p=True, return_lse_d=True, **inputs)), beside,
+            lambda **inputs: (lambda p, d: (*p, *d))(*pod.run(return_lse_p=True, return_lse_d=True, **inputs)), mixed,
             lambda n: pod.plan(*tables(n)[:3], *shape, **types), ("sm_scale_p", "window_left_p", "q_scale"),
         ),
         "MultiLevelCascadeAttentionWrapper": Sample(

@@ -38,12 +38,12 @@ def compiled_for(arch: str, source: Path, folder: Path) -> tuple[Path, str]:
     return place, done.stdout + done.stderr
 
 
-def assert_clean(said: str, kernel: str, instances: int) -> None:
+def assert_clean(messages: str, kernel: str, instances: int) -> None:
     """Check that ptxas compiled so many kernels of this name without spills and without serialised wgmma."""
-    assert len(re.findall(rf"Compiling entry function '\w*{kernel}\w*'", said)) == instances, said
-    assert not re.search(r"C75\d\d", said), said
-    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    assert spills and set(spills) == {("0", "0", "0")}, said
+    assert len(re.findall(rf"Compiling entry function '\w*{kernel}\w*'", messages)) == instances, messages
+    assert not re.search(r"C75\d\d", messages), messages
+    spills = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", messages)
+    assert spills and set(spills) == {("0", "0", "0")}, messages
 
 
 def sass_or_skip(place: Path) -> str:

@@ -1,4 +1,4 @@
-"""Compilation of each header as if alone, in few compiler runs, and not again without a change."""
+"""Compile each header by itself in few compiler runs, and skip headers that have not changed."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def chains(paths: Iterable[Path]) -> list[list[Path]]:
     """
     found: list[list[Path]] = []
     for path in sorted(set(paths), key=lambda path: (len(included(path)), path)):
-        behind = [chain for chain in found if chain[-1] in included(path)]
-        if behind:
-            max(behind, key=lambda chain: len(included(chain[-1]))).append(path)
+        extendable = [chain for chain in found if chain[-1] in included(path)]
+        if extendable:
+            max(extendable, key=lambda chain: len(included(chain[-1]))).append(path)
         else:
             found.append([path])
     return found
 
 
 def compile_each(command: Sequence[str], paths: Iterable[Path], passed: Path | None = None, share: float = 1.0) -> None:
-    """Compile each header as if alone in a file, several files at once.
+    """Compile each header as if it were the only one of a file, several files at once.
 
     Args:
         passed: a folder with digests of text, command and compiler that compiled before. These are skipped.

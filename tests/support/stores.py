@@ -37,7 +37,7 @@ def place_of(remote: ObjectStore) -> str:
 
 
 def taken(*requests) -> list:
-    """Return the artifacts that stores have for modules whose locks this process holds."""
+    """Return the artifacts of modules in the stores, with the modules' locks held."""
     return list(transfer.fetched({request: Hold("x") for request in requests}))
 
 

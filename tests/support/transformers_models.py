@@ -18,7 +18,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", dict(sliding_window=WINDOW)),
     "gemma2": ("Gemma2", dict(sliding_window=WINDOW, attn_logit_softcapping=2.0, query_pre_attn_scalar=16)),
-    # Windows that modules know but do not pass on.
+    # Attention layers have windows, but do not pass them to the attention function.
     "qwen2_moe": (
         "Qwen2Moe",
         dict(
