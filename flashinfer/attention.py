@@ -11,8 +11,9 @@ from ._attention.scales import NO_SCALES
 from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
 from ._attention.wrapper import BatchWrapper
-from ._ops.indices import index_tables
+from ._ops.indices import check_each, index_tables
 from ._ops.numbers import positive
+from ._ops.tensors import check_count
 
 __all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]
 
@@ -92,15 +93,8 @@ class BatchAttention(BatchWrapper):
         check_indptr(op, "qo_indptr", queries)
         batch_size = queries.numel() - 1
         first, used = check_indptr(op, "kv_indptr", pages, batch_size)
-        if lens.numel() != batch_size:
-            raise ValueError(f"{op}: kv_len_arr: got {lens.numel()} elements, wanted {batch_size}")
-        room = pages.diff().to(torch.int64) * page_size
-        wrong = (lens < 0) | (lens > room)
-        if wrong.any():
-            at = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"{op}: kv_len_arr: got {int(lens[at])} for request {at}, wanted 0 to {int(room[at])}, what its pages hold"
-            )
+        check_count(op, "kv_len_arr", lens, batch_size)
+        check_each(op, "kv_len_arr", lens, 0, pages.diff().to(torch.int64) * page_size, ", the slots of its pages")
         num_pages = check_indices(op, "kv_indices", kv_indices, "kv_indptr", first, used)
         self._move_to(kv_indices.device)
         tables = Tables(op, self.device, non_blocking=True)

@@ -19,8 +19,9 @@ import torch
 from ._attention.arguments import LAYOUTS, PagedCache, caches_of
 from ._attention.merge import merge_state, merge_state_in_place, merge_states
 from ._attention.segments import variable_length_merge_states
+from ._ops.arguments import check_equal, check_items, check_planned
 from ._ops.indices import index_tables
-from ._ops.numbers import whole
+from ._ops.numbers import check_option, check_range, whole
 from ._ops.tensors import check_dims, check_tensor
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .jit.modules.cascade import gen_cascade_module
@@ -73,8 +74,7 @@ class MultiLevelCascadeAttentionWrapper:
         paged_kv_last_page_len_buf_arr: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._name = type(self).__name__
-        if whole(self._name, "num_levels", num_levels) < 1:
-            raise ValueError(f"{self._name}: num_levels: got {num_levels}, wanted at least 1")
+        whole(self._name, "num_levels", num_levels, 1)
         buffers: dict[str, Any] = {
             "qo_indptr_buf_arr": qo_indptr_buf_arr,
             "paged_kv_indptr_buf_arr": paged_kv_indptr_buf_arr,
@@ -83,10 +83,10 @@ class MultiLevelCascadeAttentionWrapper:
         }
         self._num_levels = num_levels
         self._use_cuda_graph = bool(use_cuda_graph)
-        self._is_planned = False
+        self._rows: int | None = None  # queries of the plan
         if self._use_cuda_graph:
             for name, array in buffers.items():
-                self._check_levels(name, array)
+                check_items(self._name, name, array, "one for every level", num_levels)
         self._levels = [
             BatchPrefillWithPagedKVCacheWrapper(
                 float_workspace_buffer,
@@ -96,12 +96,6 @@ class MultiLevelCascadeAttentionWrapper:
             )
             for level in range(num_levels)
         ]
-
-    def _check_levels(self, name: str, array: Sequence[Any] | None) -> None:
-        if not isinstance(array, Sequence):
-            raise TypeError(f"{self._name}: {name}: got {type(array).__name__}, wanted a list of one for every level")
-        if len(array) != self._num_levels:
-            raise ValueError(f"{self._name}: {name}: got {len(array)}, wanted {self._num_levels}, one for every level")
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -121,8 +115,9 @@ class MultiLevelCascadeAttentionWrapper:
             ValueError, TypeError: another number of buffers than levels, another device, or buffers that do
                 not fit.
         """
-        self._check_levels("int_workspace_buffers", int_workspace_buffers)
-        self._is_planned = False
+        op = f"{self._name}.reset_workspace_buffer"
+        check_items(op, "int_workspace_buffers", int_workspace_buffers, "one for every level", self._num_levels)
+        self._rows = None
         for level, buffer in zip(self._levels, int_workspace_buffers, strict=True):
             level.reset_workspace_buffer(float_workspace_buffer, buffer)
 
@@ -166,6 +161,7 @@ class MultiLevelCascadeAttentionWrapper:
             ValueError, TypeError: as the prefill wrapper's ``plan()``, or levels with different numbers of
                 queries.
         """
+        op = f"{self._name}.plan"
         arrays = {
             "qo_indptr_arr": qo_indptr_arr,
             "paged_kv_indptr_arr": paged_kv_indptr_arr,
@@ -173,13 +169,12 @@ class MultiLevelCascadeAttentionWrapper:
             "paged_kv_last_page_len": paged_kv_last_page_len,
         }
         for name, array in arrays.items():
-            self._check_levels(name, array)
-        if self._num_levels > 1 and (pos_encoding_mode != "NONE" or window_left >= 0):
-            raise ValueError(
-                f"{self._name}.plan: pos_encoding_mode, window_left: got {pos_encoding_mode!r} and {window_left}, wanted"
-                " 'NONE' and -1 with several levels: a level does not know the positions of its keys"
-            )
-        self._is_planned = False  # until all levels are planned
+            check_items(op, name, array, "one for every level", self._num_levels)
+        if self._num_levels > 1:
+            why = " with several levels: a level does not know the positions of its keys"
+            check_option(op, "pos_encoding_mode", pos_encoding_mode, ("NONE",), why)
+            check_range(op, "window_left", window_left, most=-1, why=why)
+        self._rows = None  # until all levels are planned
         last = self._num_levels - 1
         for number, (level, *tables) in enumerate(zip(self._levels, *arrays.values(), strict=True)):
             level.plan(
@@ -189,11 +184,8 @@ class MultiLevelCascadeAttentionWrapper:
                 rope_theta=rope_theta, q_data_type=q_data_type,
             )  # fmt: skip
         rows = [level._planned_or_fail("plan").batch.rows for level in self._levels]
-        if len(set(rows)) > 1:
-            raise ValueError(
-                f"{self._name}.plan: qo_indptr_arr: got {rows} queries at the levels, wanted the same number at each"
-            )
-        self._is_planned = True
+        check_equal(op, "qo_indptr_arr", rows, "queries at the levels")
+        self._rows = rows[0]
 
     begin_forward = plan
 
@@ -211,11 +203,11 @@ class MultiLevelCascadeAttentionWrapper:
         Raises:
             ValueError, TypeError: no plan, or tensors that do not fit it.
         """
-        if not self._is_planned:
-            raise ValueError(f"{self._name}.run: got no plan, wanted a call of plan() before")
+        op = f"{self._name}.run"
+        check_planned(op, self._rows)
         if self._num_levels == 1:
             return self._levels[0].run(q, paged_kv_cache)  # type: ignore[return-value]
-        check_dims(f"{self._name}.run", "q", q, 3)
+        check_dims(op, "q", q, 3)
         v = q.new_empty((q.shape[0], self._num_levels, *q.shape[1:]))
         s = torch.empty((self._num_levels, *q.shape[:2]), dtype=torch.float32, device=q.device)
         for number, level in enumerate(self._levels):
@@ -397,13 +389,12 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
             ValueError, TypeError: no plan, or tensors that do not fit it.
         """
         op = f"{type(self).__name__}.forward"
-        if self._plan_for is None:
-            raise ValueError(f"{op}: got no plan, wanted a call of begin_forward() before")
+        plan = check_planned(op, self._plan_for, "begin_forward()")
         check_tensor(op, "q", q)
         k_cache, _ = caches_of(op, unique_kv_cache, LAYOUTS[self._kv_layout])
         options = (bool(causal), sm_scale, q.dtype, k_cache.dtype)
         if options != self._planned:
-            self._plan_for(causal=options[0], sm_scale=sm_scale, q_data_type=q.dtype, kv_data_type=k_cache.dtype)
+            plan(causal=options[0], sm_scale=sm_scale, q_data_type=q.dtype, kv_data_type=k_cache.dtype)
             self._planned = options
         v, s = self._unique.run(q, unique_kv_cache, return_lse=True)
         v_prefix, s_prefix = single_prefill_with_kv_cache(

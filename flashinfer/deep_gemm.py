@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._ops.errors import value_error
+from ._ops.arguments import check_none
 from .gemm import batch_deepgemm_fp8_nt_groupwise, gemm_fp8_nt_groupwise, group_deepgemm_fp8_nt_groupwise
 
 __all__ = ["fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_masked"]
@@ -23,8 +23,7 @@ def fp8_gemm_nt(a: Scaled, b: Scaled, d: torch.Tensor, c: None = None, **_: Any)
         ValueError, TypeError, GradientError: as :func:`flashinfer.gemm.gemm_fp8_nt_groupwise`; a ``c`` that
             is not ``None``.
     """
-    if c is not None:
-        raise value_error("fp8_gemm_nt", "c", "a tensor", "None: nothing is added")
+    check_none("fp8_gemm_nt", "c", c, "nothing is added")
     gemm_fp8_nt_groupwise(a[0], b[0], a[1], b[1], "K", out=d)
 
 

@@ -41,6 +41,7 @@ from ._delta_rule.arguments import (
 )
 from ._delta_rule.operators import delta_rule as delta_rule_operator
 from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
+from ._ops.arguments import check_none
 from ._ops.errors import value_error
 from ._ops.scalars import scalar
 from ._ops.tensors import check_form
@@ -196,8 +197,7 @@ def fused_recurrent_gated_delta_rule(
     """
     name = "fused_recurrent_gated_delta_rule"
     check_tokens(name, q, k, v)
-    if gv is not None:
-        raise value_error(name, "gv", "a Tensor", "None: no kernel has a gate of columns")
+    check_none(name, "gv", gv, "no kernel has a gate of columns")
     dtype = state_dtype(q, k, v)
     return _run(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(name, "gk", gk, dtype),

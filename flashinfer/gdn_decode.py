@@ -11,6 +11,7 @@ import warnings
 import torch
 
 from ._delta_rule.arguments import check_rank, check_tokens, indices
+from ._ops.arguments import not_both
 from ._ops.errors import renamed, type_error, value_error
 from ._ops.numbers import check_option
 from ._ops.sizes import differs
@@ -126,8 +127,7 @@ def gated_delta_rule_decode_pretranspose(
         others: as in :func:`gated_delta_rule_decode`, also results and errors; T may be larger than 1.
     """
     name = "gated_delta_rule_decode_pretranspose"
-    if state is not None and initial_state is not None:
-        raise value_error(name, "initial_state", "both", "it or state")
+    not_both(name, "initial_state", initial_state, "state", state)
     if initial_state is not None and output_state_indices is None:
         check_rank(name, 4, "", q=q, initial_state=initial_state)
         _check_pool(name, initial_state, initial_state_indices, q.shape[0])
@@ -196,8 +196,8 @@ def gated_delta_rule_mtp(
             name, q, k, v, initial_state, *gates, scale, output, use_qk_l2norm, True, backend, initial_state_indices,
             None, buffer, not disable_state_update, "initial_state",
         )  # fmt: skip
-    if intermediate_states_buffer is not None:
-        raise value_error(name, "ssm_state_indices", "both", "them or intermediate_states_buffer")
+    buffers = ("intermediate_states_buffer", intermediate_states_buffer)
+    not_both(name, "ssm_state_indices", ssm_state_indices, *buffers)
     each = indices(name, "ssm_state_indices", ssm_state_indices)
     first = indices(name, "initial_state_indices", initial_state_indices)
     for argument, tensor, table, shape in (
@@ -208,8 +208,7 @@ def gated_delta_rule_mtp(
     assert each is not None and first is not None
     if output is not None:
         check_form(name, "output", output, v.shape, v.device, v.dtype)
-    if not disable_state_update:
-        raise value_error(name, "disable_state_update", False, "True with ssm_state_indices")
+    check_option(name, "disable_state_update", disable_state_update, (True,), " with ssm_state_indices")
     # Each token reads the slot that the previous token wrote. A sequence whose state is lost has none from
     # there on.
     slots = torch.cat([first[None], each.t()])

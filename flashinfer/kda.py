@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ._delta_rule.arguments import check_logarithms, check_rows, check_tokens, row_gate
-from ._ops.errors import renamed, value_error
+from ._ops.arguments import check_present, not_both
+from ._ops.errors import renamed
 from ._ops.tensors import check_form
 from .delta_rule import delta_rule_step, fused_recurrent_kda
 
@@ -65,16 +66,13 @@ def recurrent_kda(
         GradientError: a tensor requires a gradient.
     """
     check_tokens(_NAME, q, k, v)
-    if initial_state_source is not None and initial_state is not None:
-        raise value_error(_NAME, "initial_state_source", "both", "it or initial_state")
-    if initial_state_indices is not None and ssm_state_indices is not None:
-        raise value_error(_NAME, "initial_state_indices", "both", "them or ssm_state_indices")
+    not_both(_NAME, "initial_state_source", initial_state_source, "initial_state", initial_state)
+    not_both(_NAME, "initial_state_indices", initial_state_indices, "ssm_state_indices", ssm_state_indices)
     state = initial_state if initial_state_source is None else initial_state_source
     slots = ssm_state_indices if initial_state_indices is None else initial_state_indices
-    if slots is not None and state is None:
-        raise value_error(_NAME, "initial_state", None, "the pool of the indices")
-    if cu_seqlens is not None and slots is not None:
-        raise value_error(_NAME, "ssm_state_indices", "them with cu_seqlens", "one of the two")
+    if slots is not None:
+        check_present(_NAME, "initial_state", state, "the pool of the indices")
+    not_both(_NAME, "ssm_state_indices", slots, "cu_seqlens", cu_seqlens)
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = (count, v.shape[2], v.shape[3], q.shape[3])

@@ -13,7 +13,8 @@ import torch
 
 from . import _unsupported
 from ._mla.wrapper import MlaWrapper
-from ._ops.numbers import whole
+from ._ops.arguments import all_or_none
+from ._ops.numbers import check_option, check_range, positive_real, whole
 from ._ops.tensors import check_dims
 from .jit.modules.mla import gen_batch_decode_mla_module, gen_batch_mla_module
 
@@ -27,6 +28,7 @@ __all__ = [
     "gen_batch_mla_module",
     "trtllm_batch_decode_with_kv_cache_mla",
 ]
+MOST_SCALE = 1e30  # a product of two scales is a float32
 _NAMES = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
 _DEFAULT_SCALE = (128 + 64) ** -0.5  # the head_dim before the projections are absorbed
 
@@ -146,13 +148,13 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             ValueError, TypeError: tensors that do not fit the plan or each other.
             RuntimeError: no plan.
         """
-        if (kv_len is None) != (page_table is None):
-            raise ValueError(f"{self._name}.run: kv_len, page_table: got one of them, wanted both or neither")
-        if kv_len is not None and page_table is not None:
+        if kv_len is not None or page_table is not None:
+            all_or_none(f"{self._name}.run", kv_len=kv_len, page_table=page_table)
+            assert kv_len is not None and page_table is not None
             self._plan_of_table(q_nope, ckv_cache, kv_len, page_table)
-        planned, scale = self._planned, 1.0 if kv_scale is None else kv_scale
-        if not 0 < scale < 1e30:
-            raise ValueError(f"{self._name}.run: kv_scale: got {kv_scale}, wanted a positive number")
+        planned, scale = self._planned, 1.0
+        if kv_scale is not None:
+            scale = positive_real(f"{self._name}.run", "kv_scale", kv_scale, MOST_SCALE)
         return self._run(
             planned, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse,
             sm_scale=planned.sm_scale * scale if planned else None, o_scale=scale, profiler_buffer=profiler_buffer,
@@ -259,10 +261,9 @@ class BatchDecodeMlaWithPagedKVCacheWrapper(MlaWrapper):
             TypeError: tables that are no integers.
         """
         op = f"{self._name}.plan"
-        if whole(op, "window_left", window_left) >= 0:
-            raise ValueError(f"{op}: window_left: got {window_left}, wanted -1: a query sees all keys")
-        if logits_soft_cap:
-            raise ValueError(f"{op}: logits_soft_cap: got {logits_soft_cap}, wanted None or 0")
+        window = whole(op, "window_left", window_left)
+        check_range(op, "window_left", window, most=-1, why=": a query sees all keys")
+        check_option(op, "logits_soft_cap", logits_soft_cap, (None, 0))
         self._plan(
             ("qo_indptr", "indptr", "indices", "last_page_len"), None, indptr, indices, last_page_len, num_qo_heads,
             (head_dim_compressed_kv, 64), page_size, False, sm_scale,

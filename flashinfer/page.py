@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 
+from ._ops.arguments import check_items
 from ._ops.bind import bind
 from ._ops.declare import define, define_in_python
 from ._ops.errors import check_one_device
-from ._ops.indices import index_table, with_indices
-from ._ops.numbers import whole
+from ._ops.indices import check_each, index_table, with_indices
+from ._ops.numbers import check_option, whole
 from ._ops.route import without_gradient
 from ._ops.scalars import is_symbolic
 from ._ops.sizes import differs
+from ._ops.tensors import check_tensor
 from .jit.modules.page import gen_page_module
 
 INT32_MAX = 2**31 - 1
@@ -84,8 +86,7 @@ def _seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size
     full = kv_indptr.diff().to(torch.int64).sub_(1).clamp_(min=0)
     lens = full.mul_(page_size).add_(kv_last_page_len)
     if lens.device.type == "cpu" and lens.numel() and int(lens.max()) > INT32_MAX:
-        at = int(lens.argmax())
-        raise ValueError(f"get_seq_lens: the length from kv_indptr[{at}]: got {int(lens[at])}, wanted 0 to {INT32_MAX}")
+        check_each("get_seq_lens", "the length from kv_indptr", lens, 0, INT32_MAX)
     return lens.to(torch.int32)
 
 
@@ -147,16 +148,14 @@ def append_paged_kv_cache(
 
     If two tokens have the same slot, it holds either of them.
     """
-    if kv_layout not in ("NHD", "HND"):
-        raise ValueError(f"append_paged_kv_cache: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
+    op = "append_paged_kv_cache"
+    check_option(op, "kv_layout", kv_layout, ("NHD", "HND"))
     k_cache: Any = paged_kv_cache
     v_cache = None
     if isinstance(paged_kv_cache, tuple | list):
-        if len(paged_kv_cache) != 2:
-            raise ValueError(f"append_paged_kv_cache: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
+        check_items(op, "paged_kv_cache", paged_kv_cache, "keys and values", 2)
         k_cache, v_cache = paged_kv_cache
-        if v_cache is None:  # the operator would take the first for a cache of keys and values
-            raise TypeError("append_paged_kv_cache: paged_kv_cache[1]: got None, wanted Tensor")
+        check_tensor(op, "paged_kv_cache[1]", v_cache)  # None would make the first a cache of keys and values
     _append_paged_kv_cache(
         append_key,
         append_value,
@@ -252,8 +251,8 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     last = index_table(op, "kv_last_page_len", kv_last_page_len)
     if differs(indptr.shape[0], last.shape[0] + 1):
         bind(op, kv_last_page_len=(last, "b"), kv_indptr=(indptr, "b+1"))  # raises; costs 3 us in each call
-    if not is_symbolic(page_size) and not 1 <= whole(op, "page_size", page_size) <= INT32_MAX:
-        raise ValueError(f"{op}: page_size: got {page_size}, wanted 1 to {INT32_MAX}")
+    if not is_symbolic(page_size):
+        whole(op, "page_size", page_size, 1, INT32_MAX)
     return _get_seq_lens(indptr, last, page_size)  # type: ignore[no-any-return]
 
 

@@ -13,6 +13,8 @@ from torch.compiler import is_compiling
 
 from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, logits_of
 from ._attention.scales import Scale
+from ._ops.arguments import check_none, check_planned, no_more
+from ._ops.numbers import check_option
 from ._ops.tensors import check_dims
 from .decode import BatchDecodeWithPagedKVCacheWrapper
 from .prefill import single_prefill_with_kv_cache
@@ -50,8 +52,7 @@ class PODWithPagedKVCacheWrapper:
         jit_args: tuple[Any, ...] | None = None,
     ) -> None:
         self._name = type(self).__name__
-        if jit_args is not None:
-            raise ValueError(f"{self._name}: jit_args: got some, wanted None: use the wrappers of prefill and decode")
+        check_none(self._name, "jit_args", jit_args, "use the wrappers of prefill and decode")
         self._decode = BatchDecodeWithPagedKVCacheWrapper(
             float_workspace_buffer, kv_layout, use_cuda_graph, False, paged_kv_indptr_buffer, paged_kv_indices_buffer,
             paged_kv_last_page_len_buffer,
@@ -169,14 +170,12 @@ class PODWithPagedKVCacheWrapper:
             TypeError: dtypes that do not fit, or more positional arguments.
         """
         op = f"{self._name}.run"
-        if self._logits is None:
-            raise ValueError(f"{op}: got no plan, wanted a call of plan() before")
-        if args:
-            raise TypeError(f"{op}: got {len(args)} more arguments, wanted none")
-        if custom_mask_d is not None or packed_custom_mask_d is not None:
-            raise ValueError(f"{op}: custom_mask_d: got one, wanted None: a query of a decode sees all keys")
-        if kv_layout_d not in ("NHD", self._kv_layout):
-            raise ValueError(f"{op}: kv_layout_d: got {kv_layout_d!r}, wanted {self._kv_layout!r} as the wrapper has")
+        check_planned(op, self._logits)
+        no_more(op, args)
+        for name, mask in (("custom_mask_d", custom_mask_d), ("packed_custom_mask_d", packed_custom_mask_d)):
+            check_none(op, name, mask, "a query of a decode sees all keys")
+        if kv_layout_d != "NHD":
+            check_option(op, "kv_layout_d", kv_layout_d, (self._kv_layout,), " as the wrapper has")
         check_dims(op, "q_d", q_d, 3)
         self._decode._use(
             self._logits_of(op, pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d)

@@ -29,7 +29,7 @@ from ._attention.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
 from ._attention.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
 from ._attention.scales import Scale
 from ._ops.dtypes import is_fp8
-from ._ops.numbers import whole
+from ._ops.numbers import check_option, whole
 from ._ops.tensors import check_dims
 
 # vLLM imports this name from here.
@@ -187,8 +187,7 @@ def single_prefill_with_kv_cache_with_jit_module(
     op = "single_prefill_with_kv_cache_with_jit_module"
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_dims(op, name, x, 3)
-    if mask_mode not in (NON_CAUSAL, CAUSAL):
-        raise ValueError(f"{op}: mask_mode: got {mask_mode}, wanted 0 or 1: other masks are the variant's")
+    check_option(op, "mask_mode", mask_mode, (NON_CAUSAL, CAUSAL), ": other masks are the variant's")
     operators = operators_of_module(op, jit_module)
     layout = layout_of(op, kv_layout)
     out, lse = run_one(

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import torch
 
+from ._ops.numbers import check_option
 from ._sampling.draws import Draws, Samples, draw
 from ._sampling.filters import softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs
 from ._sampling.parameters import Integer, Real
@@ -57,10 +58,11 @@ __all__ = [
 ]
 
 
-def _is_top_k_first(filter_apply_order: str) -> bool:
-    if filter_apply_order not in ("top_k_first", "joint"):
-        raise ValueError(f"Invalid filter_apply_order: {filter_apply_order}")
-    return filter_apply_order == "top_k_first"
+def _is_top_k_first(op: str, filter_apply_order: str) -> bool:
+    if filter_apply_order == "top_k_first":
+        return True
+    check_option(op, "filter_apply_order", filter_apply_order, ("top_k_first", "joint"))
+    return False
 
 
 def sampling_from_logits(
@@ -225,7 +227,7 @@ def top_k_top_p_sampling_from_logits(
         draws,
         top_k=top_k,
         top_p=top_p,
-        top_k_first=_is_top_k_first(filter_apply_order),
+        top_k_first=_is_top_k_first("top_k_top_p_sampling_from_logits", filter_apply_order),
     )  # type: ignore[return-value]
 
 
@@ -264,7 +266,7 @@ def top_k_top_p_sampling_from_probs(
         draws,
         top_k=top_k,
         top_p=top_p,
-        top_k_first=_is_top_k_first(filter_apply_order),
+        top_k_first=_is_top_k_first("top_k_top_p_sampling_from_probs", filter_apply_order),
     )
 
 

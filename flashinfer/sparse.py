@@ -15,13 +15,12 @@ from torch.compiler import is_dynamo_compiling
 
 from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, sizes_on_host
 from ._attention.lists import Shape
-from ._attention.plan import check_result
 from ._attention.scales import Scale
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
+from ._ops.bind import bind
 from ._ops.indices import index_tables
-from ._ops.numbers import whole
-from ._ops.sizes import differs
-from ._ops.tensors import check_dims, check_tensor
+from ._ops.numbers import check_multiple, check_range, whole
+from ._ops.tensors import check_tensor
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
 
@@ -41,14 +40,12 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
         ValueError, TypeError: arguments of another shape, or offsets that decrease or do not end at ``nnz``.
     """
     op = "convert_bsr_mask_layout"
-    check_dims(op, "mask", mask, 3)
-    check_dims(op, "indptr", indptr, 1)
-    nnz, rows, columns = mask.shape
+    nnz, rows, columns = bind(op, mask=(mask, "nnz r c"))
+    bind(op, indptr=(indptr, "_"))  # often on the host, where mask is not
     if not is_dynamo_compiling():  # a graph cannot check values
         near = indptr.to("cpu", torch.int64)
         check_indptr(op, "indptr", near)
-        if int(near[-1]) != nnz:
-            raise ValueError(f"{op}: indptr: got {int(near[-1])} blocks in all, wanted {nnz} as mask has")
+        check_range(op, "indptr", int(near[-1]), nnz, nnz, "blocks in all", " as mask has")
         if near[0] > 0:
             return convert_bsr_mask_layout(mask[int(near[0]) :], near - near[0])
     # Row r of a block starts after the earlier rows of blocks, r rows of all blocks of its own, and the
@@ -135,10 +132,8 @@ class BlockSparseAttentionWrapper(BlockSparse):
         no_positions(op, pos_encoding_mode)
         given = index_tables(op, indptr=indptr, indices=indices)
         for name, value, least in (("M", M, 0), ("N", N, 0), ("R", R, 1), ("C", C, 1)):
-            if whole(op, name, value) < least:
-                raise ValueError(f"{op}: {name}: got {value}, wanted at least {least}")
-        if N % C != 0:
-            raise ValueError(f"{op}: N: got {N}, wanted a multiple of C, {C}")
+            whole(op, name, value, least)
+        check_multiple(op, "N", N, "C", C)
         rows = -(-M // R)
         needs_mask = bool(causal) and mask is None and packed_mask is None
         near, near_indices = on_host(given["indptr"], given["indices"] if needs_mask else None)
@@ -173,13 +168,10 @@ class BlockSparseAttentionWrapper(BlockSparse):
         ``mask`` has a mask for each block of ``indptr`` or ``indices``.
         """
         check_tensor(op, "mask", mask)
-        wanted = [int(indptr[-1]), rows, columns]
-        if list(mask.shape) == [blocks, rows, columns]:
+        wanted = (int(indptr[-1]), rows, columns)
+        if mask.shape == (blocks, rows, columns):
             mask = mask[: wanted[0]]
-        if list(mask.shape) != wanted:
-            raise ValueError(f"{op}: mask: got shape {list(mask.shape)}, wanted {wanted}")
-        if mask.dtype != torch.bool:
-            raise TypeError(f"{op}: mask: got {mask.dtype}, wanted torch.bool")
+        bind(op, mask=(mask, wanted, (torch.bool,)))
         return convert_bsr_mask_layout(mask, indptr)
 
     def run(
@@ -218,10 +210,8 @@ class BlockSparseAttentionWrapper(BlockSparse):
         """
         op = f"{self._name}.run"
         self._planned_or_fail("run")
-        for name, x in (("k", k), ("v", v)):
-            check_dims(op, name, x, 3)
-            if differs(x.shape[0], self._keys):
-                raise ValueError(f"{op}: {name}: got {x.shape[0]} rows, and plan() was called for {self._keys}")
+        rows = (self._keys, None, None)
+        bind(op, k=(k, rows), v=(v, rows))
         blocks = (self._keys // self._block, self._block)
         k, v = k.unflatten(0, blocks), v.unflatten(0, blocks)
         return self._run_paged(q, (k, v), (), (scale_q, scale_k, scale_v), out, lse, return_lse)
@@ -329,7 +319,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         shape = replace(shape, num_qo_heads=num_qo_heads // num_kv_heads, num_kv_heads=1)
         options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._plan_rows(tables, batch, shape, page, custom, None, bool(causal) and custom is None, options)
-        self._wanted = ([num_qo_heads, qo_len, head_dim], [num_kv_heads, kv_len, head_dim])
+        self._wanted = ((num_qo_heads, qo_len, head_dim), (num_kv_heads, kv_len, head_dim))
 
     begin_forward = plan
 
@@ -363,17 +353,12 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         """
         op = f"{self._name}.run"
         planned = self._planned_or_fail("run")
-        (heads, qo_len, dim), kv_shape = self._wanted
-        for name, x, wanted in (("q", q, self._wanted[0]), ("k", k, kv_shape), ("v", v, kv_shape)):
-            check_tensor(op, name, x)
-            if x.dim() != 3 or any(differs(got, size) for got, size in zip(x.shape, wanted, strict=True)):
-                raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, and plan() was called for {wanted}")
-        for name, given, shape, dtype in (
-            ("out", out, (heads, qo_len, dim), planned.shape.dtype_o),
-            ("lse", lse, (heads, qo_len), torch.float32),
-        ):
-            if given is not None:
-                check_result(op, name, given, shape, dtype)
+        q_shape, kv_shape = self._wanted
+        heads, qo_len, dim = q_shape
+        bind(
+            op, q=(q, q_shape), k=(k, kv_shape), v=(v, kv_shape), out=(out, ("?", *q_shape), (planned.shape.dtype_o,)),
+            lse=(lse, ("?", heads, qo_len), (torch.float32,)),
+        )  # fmt: skip
         # Each request has one key head, and the query heads of its group.
         kv_heads, kv_len, _ = kv_shape
         group, page = heads // kv_heads, planned.requests.page_size or 1

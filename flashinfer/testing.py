@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ._ops.numbers import check_option, whole
+
 __all__ = ["bench_gpu_time"]
 
 _FLUSH_BYTES = 256 << 20  # five times the L2 of a Hopper GPU
@@ -82,11 +84,11 @@ def bench_gpu_time(
     )
     for name, number in numbers.items():
         least = 0 if name == "dry_run_iters" else 1
-        if number is not None and number < least:
-            raise ValueError(f"bench_gpu_time: {name}: got {number}, wanted {least} or more")
+        if number is not None:
+            whole("bench_gpu_time", name, number, least)
     on_gpu = torch.cuda.is_available()
-    if use_cuda_graph and not on_gpu:
-        raise ValueError("bench_gpu_time: use_cuda_graph: got True, wanted False without a GPU")
+    if not on_gpu:
+        check_option("bench_gpu_time", "use_cuda_graph", use_cuda_graph, (False,), " without a GPU")
     kwargs = dict(input_kwargs or {})
     cold = cold_l2_cache if l2_flush is None else l2_flush
     call: _Call = lambda: fn(*input_args, **kwargs)  # noqa: E731

@@ -14,7 +14,7 @@ from packaging.version import Version
 from . import _unsupported
 from ._ops.dtypes import FP8, HALVES, is_fp8
 from ._ops.errors import value_error
-from ._ops.numbers import positive
+from ._ops.numbers import choice, positive
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -205,10 +205,7 @@ def set_log_level(lvl_str: str) -> None:
         ValueError: another level.
     """
     levels = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-    number = levels.get(lvl_str.lower())
-    if number is None:
-        raise value_error("set_log_level", "lvl_str", repr(lvl_str), f"one of {', '.join(levels)}")
-    logging.getLogger("flashinfer").setLevel(number)
+    logging.getLogger("flashinfer").setLevel(choice("set_log_level", "lvl_str", lvl_str.lower(), levels))
 
 
 def register_custom_op(name: str, *args: Any, **kwargs: Any) -> Callable[[F], F]:

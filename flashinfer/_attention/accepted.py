@@ -5,12 +5,14 @@ The neutral value of each argument is accepted. Any other value is obeyed, or re
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from .. import _unsupported
-from .._ops.numbers import whole
+from .._ops.arguments import as_planned, check_items
+from .._ops.numbers import check_option, positive, whole
+from .._ops.tensors import check_count, check_tensor
 from ..errors import UnsupportedError
 from .tables import INT32_MAX
 
@@ -41,8 +43,8 @@ def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None,
     The second one has priority.
     """
     size = -1 if fixed_split_size is None else whole(op, "fixed_split_size", fixed_split_size)
-    if size != -1 and size < 1:
-        raise ValueError(f"{op}: fixed_split_size: got {size}, wanted a positive number of pages, -1 or None")
+    if size != -1:
+        positive(op, "fixed_split_size", size)
     if disable_split_kv:
         return Cut(split=False)
     return Cut(kv_chunk=min(size * page_size, INT32_MAX) if size > 0 else 0)
@@ -51,22 +53,20 @@ def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None,
 def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object, **hints: object) -> None:
     """Check arguments of ``plan()`` that repeat its tables, or that only other libraries' kernels need."""
     if seq_lens is not None:
-        if not isinstance(seq_lens, torch.Tensor):
-            raise TypeError(f"{op}: seq_lens: got {type(seq_lens).__name__}, wanted Tensor or None")
-        if seq_lens.numel() != batch_size:
-            raise ValueError(f"{op}: seq_lens: got {seq_lens.numel()} elements, wanted {batch_size}, one each request")
+        check_tensor(op, "seq_lens", seq_lens)
+        check_count(op, "seq_lens", cast(torch.Tensor, seq_lens), batch_size, ", one for each request")
     _refuse(op, "block_tables", block_tables, _BLOCK_TABLES)
     for name, hint in hints.items():
-        if hint is not None and whole(op, name, hint) < 0:
-            raise ValueError(f"{op}: {name}: got {hint}, wanted a number from 0 or None")
+        if hint is not None:
+            whole(op, name, hint, 0)
 
 
 def check_run(
     op: str, planned_window: int, window_left: int | None, q_len_per_req: int | None = None, kv_cache_sf: Any = None
 ) -> None:
     """Check arguments of ``run()`` that must equal the plan's, or that need kernels of other libraries."""
-    if window_left is not None and max(whole(op, "window_left", window_left), -1) != max(planned_window, -1):
-        raise ValueError(f"{op}: window_left: got {window_left}, and plan() was called for {planned_window}")
+    if window_left is not None:
+        as_planned(op, "window_left", max(whole(op, "window_left", window_left), -1), max(planned_window, -1))
     check_one_query(op, q_len_per_req)
     _refuse(op, "kv_cache_sf", kv_cache_sf, _unsupported.FP4)
 
@@ -85,12 +85,11 @@ def check_backend(op: str, backend: str, known: tuple[str, ...], jit_args: objec
     Backends of other libraries have an error text of their own. ``jit_args`` is checked too, because a
     backend that a caller passes by position is bound to it.
     """
-    if jit_args is not None and not isinstance(jit_args, tuple | list):
-        raise TypeError(f"{op}: jit_args: got {type(jit_args).__name__}, wanted a tuple of a generator's arguments")
+    if jit_args is not None:
+        check_items(op, "jit_args", jit_args, "a generator's arguments")
     if backend in ("trtllm-gen", "cudnn", "cute-dsl"):
         raise UnsupportedError(f"{op}: backend: got {backend!r}, which {_unsupported.TRTLLM_GEN}")
-    if backend not in known:
-        raise ValueError(f"{op}: backend: got {backend!r}, wanted one of {', '.join(known)}")
+    check_option(op, "backend", backend, known)
 
 
 def _refuse(op: str, name: str, value: object, reason: _unsupported.Reason) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from .._ops.numbers import real, whole
-from .._ops.tensors import check_dims, check_tensor
+from .._ops.arguments import check_items, check_none
+from .._ops.bind import bind
+from .._ops.numbers import choice, finite, positive_real, whole
+from .._ops.tensors import check_dims, check_form, check_vector
 from ..errors import GradientError
 from ..utils import get_alibi_slopes
 from .operators import number_of_variant
@@ -34,9 +35,7 @@ def no_gradient(op: str, tensors: tuple[object, ...], method: str = "") -> None:
 
 def layout_of(op: str, kv_layout: str) -> int:
     """Return the operators' number of a layout of keys and values."""
-    if kv_layout not in LAYOUTS:
-        raise ValueError(f"{op}: kv_layout: got {kv_layout!r}, wanted 'NHD' or 'HND'")
-    return LAYOUTS[kv_layout]
+    return choice(op, "kv_layout", kv_layout, LAYOUTS)
 
 
 def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,16 +44,9 @@ def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torc
     Tensors of a pair may omit the dimension of the page size if it is 1.
     """
     if isinstance(paged_kv_cache, torch.Tensor):
-        check_dims(op, "paged_kv_cache", paged_kv_cache, 5)
-        if paged_kv_cache.shape[1] != 2:
-            raise ValueError(
-                f"{op}: paged_kv_cache: got size {paged_kv_cache.shape[1]} of dimension 1, wanted 2 (keys and values)"
-            )
+        bind(op, paged_kv_cache=(paged_kv_cache, "_ 2 _ _ _"))
         return paged_kv_cache.unbind(1)  # type: ignore[return-value]
-    if not isinstance(paged_kv_cache, tuple | list):
-        raise TypeError(f"{op}: paged_kv_cache: got {type(paged_kv_cache).__name__}, wanted Tensor or a pair of them")
-    if len(paged_kv_cache) != 2:
-        raise ValueError(f"{op}: paged_kv_cache: got {len(paged_kv_cache)} tensors, wanted 1 or 2")
+    check_items(op, "paged_kv_cache", paged_kv_cache, "keys and values", 2)
     k, v = (x.unsqueeze(1 + kv_layout) if isinstance(x, torch.Tensor) and x.dim() == 3 else x for x in paged_kv_cache)
     check_dims(op, "k_cache", k, 4)
     check_dims(op, "v_cache", v, 4)
@@ -82,15 +74,10 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 def check_sinks(op: str, sinks: torch.Tensor, num_qo_heads: int, device: torch.device, custom: bool) -> None:
     """Check ``sinks`` of a run: ``[num_qo_heads]`` float32, contiguous, on the plan's device."""
-    check_tensor(op, "sinks", sinks)
     if custom:
-        raise ValueError(f"{op}: sinks: got some with jit_args, wanted None: a variant of your own has its parameters")
-    if sinks.shape != (num_qo_heads,) or not sinks.is_contiguous():
-        raise ValueError(f"{op}: sinks: got shape {list(sinks.shape)}, wanted [{num_qo_heads}], contiguous")
-    if sinks.dtype != torch.float32:
-        raise TypeError(f"{op}: sinks: got {sinks.dtype}, wanted {torch.float32}")
-    if sinks.device != device:
-        raise ValueError(f"{op}: sinks: got some on {sinks.device}, wanted {device} as the plan's tables are")
+        check_none(op, "sinks", sinks, "your own variant of jit_args has its parameters")
+    check_form(op, "sinks", sinks, (num_qo_heads,), device, torch.float32)
+    check_vector(op, "sinks", sinks, torch.float32)
 
 
 class Logits(NamedTuple):
@@ -123,30 +110,13 @@ def logits_of(
     rope_theta: float | None,
 ) -> Logits:
     """Check the arguments of a call, and fill in their defaults."""
-    mode = POS_ENCODINGS.get(pos_encoding_mode)
-    if mode is None:
-        known = ", ".join(POS_ENCODINGS)
-        raise ValueError(f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted one of {known}")
-    cap = 0.0 if logits_soft_cap is None else _finite(op, "logits_soft_cap", logits_soft_cap)
-    factor = max(head_dim, 1) ** -0.5 if sm_scale is None else _finite(op, "sm_scale", sm_scale)
-    scale = 1.0 if rope_scale is None else _positive(op, "rope_scale", rope_scale)
-    theta = 1e4 if rope_theta is None else _positive(op, "rope_theta", rope_theta)
+    mode = choice(op, "pos_encoding_mode", pos_encoding_mode, POS_ENCODINGS)
+    cap = 0.0 if logits_soft_cap is None else finite(op, "logits_soft_cap", logits_soft_cap)
+    factor = max(head_dim, 1) ** -0.5 if sm_scale is None else finite(op, "sm_scale", sm_scale)
+    scale = 1.0 if rope_scale is None else positive_real(op, "rope_scale", rope_scale)
+    theta = 1e4 if rope_theta is None else positive_real(op, "rope_theta", rope_theta)
     window = window_left if type(window_left) is int else whole(op, "window_left", window_left)
     return Logits(mode, window, cap if cap > 0 else 0.0, factor, scale, theta)
-
-
-def _finite(op: str, name: str, value: float) -> float:
-    number = value if type(value) is float else real(op, name, value)
-    if not abs(number) <= sys.float_info.max:  # Dynamo cannot trace math.isfinite()
-        raise ValueError(f"{op}: {name}: got {number}, wanted a finite number")
-    return number
-
-
-def _positive(op: str, name: str, value: float) -> float:
-    number = value if type(value) is float else real(op, name, value)
-    if not 0 < number <= sys.float_info.max:
-        raise ValueError(f"{op}: {name}: got {number}, wanted a positive number")
-    return number
 
 
 @cache

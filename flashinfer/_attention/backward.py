@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 import torch
 from torch import is_grad_enabled
 
+from .._ops.bind import bind
 from .._ops.declare import define, define_in_python
 from .._ops.dtypes import is_fp8
-from .._ops.errors import check_one_device
+from .._ops.numbers import check_multiple, check_option, check_range
 from .._ops.route import Gradient, no_second_derivative, write
 from .._ops.scalars import numbers_of
 from ..errors import GradientError
@@ -208,18 +209,12 @@ def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
     for name, x in (("k", k), ("v", v)):
         if is_fp8(x.dtype):
             refuse(op, f"with {name} of {x.dtype}: wanted float32, float16 or bfloat16")
-        if torch.float64 in (q.dtype, x.dtype) and x.dtype != q.dtype:
-            raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {q.dtype} as q has")
-    if q.dtype != torch.float64:
+    if torch.float64 not in (q.dtype, k.dtype, v.dtype):
         return
-    heads, tokens = k.shape[1 - layout], k.shape[layout]
-    if heads < 1 or q.shape[1] < 1 or q.shape[1] % heads != 0:
-        raise ValueError(f"{op}: q: got {q.shape[1]} heads, wanted a multiple of the {heads} heads of k")
-    if k.shape[2] != q.shape[2]:
-        raise ValueError(f"{op}: k: got head_dim {k.shape[2]}, wanted {q.shape[2]} as q has")
-    if (v.shape[1 - layout], v.shape[layout]) != (heads, tokens):
-        raise ValueError(f"{op}: v: got shape {list(v.shape)}, wanted that of k except head_dim")
-    check_one_device(op, ("q", "k", "v"), (q, k, v))
+    rows = "h t" if layout else "t h"
+    bind(op, q=(q, "n g d"), k=(k, f"{rows} d", "q"), v=(v, f"{rows} _", "q"))
+    check_range(op, "q", q.shape[1], 1, unit="heads")
+    check_multiple(op, "q", q.shape[1], "the heads of k", k.shape[1 - layout])
 
 
 def differentiable(
@@ -273,8 +268,8 @@ def single(
     """Compute one request whose arguments :func:`flashinfer.single_prefill_with_kv_cache` has checked."""
     if scales != NO_SCALES:
         refuse(op, "with scale_q, scale_k or scale_v: wanted them multiplied into q, into sm_scale or into the result")
-    if q.dtype == torch.float64 and o_dtype not in (None, q.dtype):
-        raise ValueError(f"{op}: o_dtype: got {o_dtype}, wanted torch.float64 as q has")
+    if q.dtype == torch.float64:
+        check_option(op, "o_dtype", o_dtype, (None, q.dtype), " as q has")
 
     def infer() -> tuple[torch.Tensor, torch.Tensor | None]:
         return attend_one(

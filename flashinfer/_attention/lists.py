@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._ops.dtypes import NUMBERS
+from .._ops.dtypes import NUMBERS, dtype_of
 from .._ops.numbers import positive
-from ..utils import canonicalize_torch_dtype
 from .operators import call
 from .scales import output_dtype
 from .signature import Problem
@@ -68,12 +67,12 @@ class Shape:
             raise ValueError(
                 f"{op}: num_qo_heads: got {num_qo_heads}, wanted a multiple of num_kv_heads, {num_kv_heads}"
             )
-        q = canonicalize_torch_dtype(q_data_type, f"{op}: q_data_type")
+        q = dtype_of(op, "q_data_type", q_data_type)
         kv, o = q, output_dtype(q)
         if kv_data_type is not None:
-            kv = canonicalize_torch_dtype(kv_data_type, f"{op}: kv_data_type")
+            kv = dtype_of(op, "kv_data_type", kv_data_type)
         if o_data_type is not None:
-            o = canonicalize_torch_dtype(o_data_type, f"{op}: o_data_type")
+            o = dtype_of(op, "o_data_type", o_data_type)
         return cls(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q, kv, o)
 
     @property

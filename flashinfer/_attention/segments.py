@@ -10,6 +10,7 @@ from .._ops.bind import bind
 from .._ops.dtypes import WIDE_FLOATS
 from .._ops.errors import check_one_device
 from .._ops.indices import index_table
+from .._ops.numbers import check_option, check_range
 from .._ops.tensors import is_readable
 from .arguments import no_gradient
 from .tables import check_indptr
@@ -45,12 +46,10 @@ def variable_length_merge_states(
     check_one_device(op, ("v", "indptr"), (v, indptr))
     indptr = index_table(op, "indptr", indptr)
     s = s.float()
-    if indptr.numel() < 1:
-        raise ValueError(f"{op}: indptr: got no element, wanted [segments + 1]")
+    check_range(op, "indptr", indptr.numel(), 1, unit="elements")
     if is_readable(indptr):
         first, end = check_indptr(op, "indptr", indptr)
-        if (first, end) != (0, states):
-            raise ValueError(f"{op}: indptr: got {first} to {end}, wanted 0 to {states}, all states of v")
+        check_option(op, "indptr", (first, end), ((0, states),), ", all states of v")
     segments = indptr.numel() - 1
     # Counting begins, unlike repeat_interleave, neither reads lengths on the host nor asserts on the device.
     begins = indptr[1:-1].clamp(0, states).long()

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from .._ops.arguments import check_present
 from .._ops.errors import type_error, value_error
 from .._ops.indices import INTEGERS, narrowed
 from .._ops.numbers import check_option
@@ -102,9 +103,8 @@ def gate(
         if A_log is not None or dt_bias is not None:
             raise value_error(function, "use_gate_in_kernel", False, "True with A_log or dt_bias")
         return numbers(function, "g", g, dtype)
-    if A_log is None or g is None:
-        missing = "A_log" if A_log is None else "g"
-        raise value_error(function, missing, None, "a tensor for use_gate_in_kernel")
+    A_log = check_present(function, "A_log", A_log, "a tensor for use_gate_in_kernel")
+    g = check_present(function, "g", g, "a tensor for use_gate_in_kernel")
     for name, tensor in (("g", g), ("A_log", A_log), ("dt_bias", dt_bias)):
         if tensor is not None:
             check_floats(function, name, tensor)
@@ -141,8 +141,7 @@ def check_rows(
         if A_log is not None or dt_bias is not None:
             raise value_error(function, "use_gate_in_kernel", False, "True with A_log or dt_bias")
         return
-    if A_log is None:
-        raise value_error(function, "A_log", None, "a tensor for use_gate_in_kernel")
+    check_present(function, "A_log", A_log, "a tensor for use_gate_in_kernel")
     heads, keys = g.shape[2:]
     for name, tensor, shape in (("A_log", A_log, (heads,)), ("dt_bias", dt_bias, (heads, keys))):
         if tensor is None:
@@ -165,8 +164,7 @@ def sigmoid_of(
         raise value_error(function, "allow_neg_eigval", True, "use_beta_sigmoid_in_kernel with it")
     if not sigmoid:
         return numbers(function, "beta", beta, dtype)
-    if beta is None:
-        raise value_error(function, "beta", None, "logits for use_beta_sigmoid_in_kernel")
+    beta = check_present(function, "beta", beta, "logits for use_beta_sigmoid_in_kernel")
     check_floats(function, "beta", beta)
     return (beta.to(dtype).sigmoid() * (2 if negative else 1)).contiguous()
 

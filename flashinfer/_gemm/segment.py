@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from .._ops.arguments import check_present
 from .._ops.bind import bind
 from .._ops.dtypes import FP8, HALVES
-from .._ops.errors import type_error, value_error
-from .._ops.numbers import check_option
+from .._ops.errors import type_error
+from .._ops.numbers import check_option, check_range
 from .arguments import OUTPUTS, matrices, output, rows
 from .operators import grouped_gemm
 
@@ -92,8 +93,8 @@ class SegmentGEMMWrapper:
             name, x=(x, "r i", (*OUTPUTS, *FP8)),
             weights=(weights, "w o i" if weight_column_major else "w i o", FP8 if fp8 else "x"), out=(out, "?r o", outputs),
         )  # fmt: skip
-        if weight_indices is None and num_weights < batch_size:
-            raise value_error(name, "weights", f"{num_weights} matrices", f"{batch_size}, one for each segment")
+        if weight_indices is None:
+            check_range(name, "weights", num_weights, batch_size, unit="matrices", why=", one for each segment")
         b = weights if weight_column_major else weights.transpose(1, 2)
         indptr = self._indptr(name, x, batch_size, seg_lens, seg_indptr)
         indices = self._list(name, "weight_indices", x, weight_indices, batch_size)
@@ -119,8 +120,7 @@ class SegmentGEMMWrapper:
         if bounds is not None:
             return bounds
         lens = self._list(name, "seg_lens", x, seg_lens, batch_size)
-        if lens is None:
-            raise value_error(name, "seg_lens", "None and seg_indptr None", "one of them")
+        lens = check_present(name, "seg_lens", lens, "seg_lens or seg_indptr")
         return torch.nn.functional.pad(lens.cumsum(0), (1, 0))
 
     @staticmethod

@@ -10,9 +10,11 @@ import torch
 
 from .._attention.kernels import capability
 from .._ops.declare import define
+from .._ops.numbers import check_option
 from .._ops.route import without_gradient
 from ..jit.module import JitSpec
 from ..jit.modules.mla import (
+    BACKENDS,
     FP8,
     HOPPER,
     check_backend,
@@ -131,13 +133,12 @@ def operators_for(
     """
     check_backend(backend, f"{op}: ")
     is_hopper = device.type == "cuda" and capability(device) == (9, 0)
-    if backend == "fa3" and not is_hopper:
-        raise ValueError(f"{op}: backend: got 'fa3' for {device}, wanted a GPU of compute capability 9.0")
+    if not is_hopper:
+        portable = [one for one in BACKENDS if one != "fa3"]
+        check_option(op, "backend", backend, portable, f" on {device}: 'fa3' needs compute capability 9.0")
     for_hopper = not dtypes or _value(*dtypes) in mla_values(HOPPER, mla_dtypes(HOPPER))
-    if backend == "fa3" and not for_hopper:
-        raise ValueError(
-            f"{op}: kv_data_type: got {dtypes[1]} for backend 'fa3', wanted {dtypes[0]}, or 'auto' or 'fa2'"
-        )
+    if backend == "fa3" and dtypes:
+        check_option(op, "kv_data_type", dtypes[1], dtypes[:1], " with backend 'fa3'")
     if backend == "fa2" or not is_hopper or not for_hopper:
         return _PORTABLE[profiler]
     hopper = backend == "fa3" or probe(mla_spec(HOPPER, profiler=profiler)).state != "impossible"
@@ -147,9 +148,5 @@ def operators_for(
 def check_dtype(op: str, device: torch.device, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:
     """Check the dtypes. Caches have the queries' dtype or 8 bits."""
     known = mla_dtypes("cpu" if device.type == "cpu" else "cuda")
-    if str(q_data_type).removeprefix("torch.") not in known:
-        raise ValueError(f"{op}: q_data_type: got {q_data_type}, wanted one of {', '.join(known)} on {device.type}")
-    if kv_data_type not in (q_data_type, getattr(torch, FP8)):
-        raise ValueError(
-            f"{op}: kv_data_type: got {kv_data_type}, wanted {q_data_type} as q_data_type is, or torch.{FP8}"
-        )
+    check_option(op, "q_data_type", q_data_type, [getattr(torch, one) for one in known], f" on {device.type}")
+    check_option(op, "kv_data_type", kv_data_type, (q_data_type, getattr(torch, FP8)))

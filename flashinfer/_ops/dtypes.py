@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from .errors import type_error, value_error
+
 
 class Element(NamedTuple):
     """An element type of tensors that kernels read."""
@@ -48,6 +50,23 @@ FP8 = _floats(8)
 HALVES = _floats(16)
 FLOATS = _floats(32, 16)  # of most kernels
 WIDE_FLOATS = _floats(64, 32, 16)
+
+
+def dtype_of(op: str, name: str, value: object) -> torch.dtype:
+    """Return a dtype that the caller names, or passes.
+
+    Raises:
+        ValueError: no name of a dtype.
+        TypeError: neither a name nor a dtype.
+    """
+    if isinstance(value, torch.dtype):
+        return value
+    if not isinstance(value, str):
+        raise type_error(op, name, type(value).__name__, "a torch.dtype or its name")
+    found = getattr(torch, value, None)
+    if not isinstance(found, torch.dtype):
+        raise value_error(op, name, repr(value), "the name of a torch dtype such as 'float16'")
+    return found
 
 
 def is_fp8(dtype: torch.dtype) -> bool:

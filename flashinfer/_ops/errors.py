@@ -39,7 +39,9 @@ def called(op: str) -> str:
                 break
         elif not module.startswith(_INNER):
             inside = True
-            if "self" in frame.f_locals and not function.startswith("_") | function.endswith("_"):
+            if "self" in frame.f_locals and function == "__init__":
+                name = type(frame.f_locals["self"]).__name__
+            elif "self" in frame.f_locals and not function.startswith("_") | function.endswith("_"):
                 name = f"{type(frame.f_locals['self']).__name__}.{function}"
             elif not function.startswith(("_", "<")):
                 name = function

@@ -59,6 +59,21 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
     return wide.clamp(limits.min, limits.max).to(dtype)
 
 
+def check_each(
+    op: str, name: str, x: torch.Tensor, least: int | torch.Tensor, most: int | torch.Tensor, why: str = ""
+) -> None:
+    """Check each number of a vector on the host. A vector of limits has one for each number.
+
+    Raises:
+        ValueError: a number below ``least`` or above ``most``.
+    """
+    wrong = (x < least) | (x > most)
+    if wrong.any():
+        at = int(wrong.nonzero()[0])
+        low, high = (int(one[at]) if isinstance(one, torch.Tensor) else one for one in (least, most))
+        raise value_error(op, f"{name}[{at}]", int(x[at]), f"{low} to {high}{why}")
+
+
 def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]) -> Callable[..., Any]:
     """Return ``call`` with support for any integers and strides at ``positions`` (position -> argument name).
 

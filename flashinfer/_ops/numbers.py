@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
 from .errors import either, type_error, value_error
+from .sizes import exceeds
+
+T = TypeVar("T")
 
 
 def real(op: str, name: str, given: object) -> float:
@@ -36,19 +41,68 @@ def check_real(op: str, name: str, x: torch.Tensor) -> None:
         raise type_error(op, name, x.dtype, "real numbers")
 
 
-def whole(op: str, name: str, given: object) -> int:
+def positive_real(op: str, name: str, given: object, most: float = sys.float_info.max) -> float:
+    """Return a number above 0, and up to ``most``.
+
+    Raises:
+        TypeError: no number.
+        ValueError: another number.
+    """
+    number = given if type(given) is float else real(op, name, given)
+    if not 0 < number <= most:
+        limit = "" if most == sys.float_info.max else f" up to {most:g}"
+        raise value_error(op, name, number, f"a positive number{limit}")
+    return number
+
+
+def finite(op: str, name: str, given: object) -> float:
+    """Return a number that is neither infinite nor NaN.
+
+    Raises:
+        TypeError: no number.
+        ValueError: another number.
+    """
+    number = given if type(given) is float else real(op, name, given)
+    if not abs(number) <= sys.float_info.max:  # Dynamo cannot trace math.isfinite()
+        raise value_error(op, name, number, "a finite number")
+    return number
+
+
+def whole(op: str, name: str, given: object, least: int | None = None, most: int | None = None) -> int:
     """Return an integer of any kind, or the element of a tensor with one integer. Floats are never rounded.
 
     Raises:
         TypeError: no integer.
+        ValueError: an integer below ``least`` or above ``most``.
     """
     if isinstance(given, int):  # also a graph's symbol, which stays symbolic
-        return given
-    try:
-        return operator.index(given)  # type: ignore[arg-type]
-    except TypeError:
-        got = given if isinstance(given, float) else type(given).__name__
-        raise type_error(op, name, got, "an integer") from None
+        number = given
+    else:
+        try:
+            number = operator.index(given)  # type: ignore[arg-type]
+        except TypeError:
+            got = given if isinstance(given, float) else type(given).__name__
+            raise type_error(op, name, got, "an integer") from None
+    check_range(op, name, number, least, most)
+    return number
+
+
+def check_range(
+    op: str, name: str, got: int, least: int | None = None, most: int | None = None, unit: str = "", why: str = ""
+) -> None:
+    """Check that a number or a count of ``unit`` is in a range. A graph's unknown size is.
+
+    Raises:
+        ValueError: a number below ``least`` or above ``most``.
+    """
+    if (least is not None and exceeds(least, got)) or (most is not None and exceeds(got, most)):
+        if least == most:
+            wanted = f"{least}"
+        else:
+            wanted = (
+                f"at most {most}" if least is None else f"at least {least}" if most is None else f"{least} to {most}"
+            )
+        raise value_error(op, name, f"{got} {unit}".rstrip(), wanted + why)
 
 
 def positive(op: str, name: str, given: object) -> int:
@@ -64,11 +118,31 @@ def positive(op: str, name: str, given: object) -> int:
     return number
 
 
-def check_option(op: str, name: str, given: object, options: Sequence[object]) -> None:
-    """Check that an argument is one of a few values.
+def check_multiple(op: str, name: str, got: int, of: str, divisor: int) -> None:
+    """Check that a number is a multiple of the argument ``of``.
+
+    Raises:
+        ValueError: a remainder.
+    """
+    if divisor < 1 or got % divisor != 0:
+        raise value_error(op, name, got, f"a multiple of {of}, {divisor}")
+
+
+def check_option(op: str, name: str, given: object, options: Sequence[object], why: str = "") -> None:
+    """Check that an argument is one of a few values. ``why`` follows them in the error.
 
     Raises:
         ValueError: another value.
     """
     if given not in options:
-        raise value_error(op, name, repr(given), either(map(repr, options)))
+        raise value_error(op, name, repr(given), either(map(repr, options)) + why)
+
+
+def choice(op: str, name: str, given: str, options: Mapping[str, T]) -> T:
+    """Return what a named option stands for.
+
+    Raises:
+        ValueError: another name.
+    """
+    check_option(op, name, given, tuple(options))
+    return options[given]

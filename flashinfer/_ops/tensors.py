@@ -8,6 +8,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .errors import called, either, type_error, value_error
+from .sizes import differs
 
 
 def check_tensor(op: str, name: str, x: object) -> None:
@@ -31,6 +32,42 @@ def check_dtype(op: str, name: str, dtype: object, wanted: Sequence[torch.dtype]
         raise type_error(op, name, dtype, either(wanted))
 
 
+def check_device(op: str, name: str, x: torch.Tensor, device: torch.device, why: str = "") -> None:
+    """Check the device of a tensor.
+
+    Raises:
+        ValueError: another device.
+    """
+    if x.device != device:
+        raise value_error(op, name, f"a tensor on {x.device}", f"one on {device}{why}")
+
+
+def check_vector(op: str, name: str, x: object, *dtypes: torch.dtype) -> torch.Tensor:
+    """Return a tensor that kernels write or read in place: one dimension, contiguous.
+
+    Raises:
+        TypeError: no tensor, or another dtype.
+        ValueError: no dense tensor, or another shape or stride.
+    """
+    check_tensor(op, name, x)
+    assert isinstance(x, torch.Tensor)
+    check_dtype(op, name, x.dtype, dtypes)
+    if x.dim() != 1 or not x.is_contiguous():
+        got = f"shape {list(x.shape)} and strides {list(x.stride())}"
+        raise value_error(op, name, got, "a contiguous vector")
+    return x
+
+
+def check_count(op: str, name: str, x: torch.Tensor, count: int, why: str = "") -> None:
+    """Check the number of elements of a tensor.
+
+    Raises:
+        ValueError: another number.
+    """
+    if differs(x.numel(), count):
+        raise value_error(op, name, f"{x.numel()} elements", f"{count}{why}")
+
+
 def check_form(
     op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], device: torch.device, *dtypes: torch.dtype
 ) -> None:
@@ -42,8 +79,7 @@ def check_form(
     elif x.shape != shape:
         raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
     check_dtype(op, name, x.dtype, dtypes)
-    if x.device != device:
-        raise value_error(op, name, f"a tensor on {x.device}", f"one on {device}")
+    check_device(op, name, x, device)
 
 
 def is_readable(tensor: torch.Tensor) -> bool:

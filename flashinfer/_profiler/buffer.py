@@ -8,6 +8,11 @@ from enum import IntEnum
 
 import torch
 
+from .._ops.arguments import check_none, check_present
+from .._ops.bind import bind
+from .._ops.numbers import check_range
+from .._ops.tensors import check_device, check_vector
+
 # Names of the events of this library's kernels, indexed by event number.
 EVENT_NAMES = (
     "item", "load-q", "load-kv", "wait-q", "wait-k", "wait-v", "wait-max", "wait-p", "pack-kv", "gemm-qk", "softmax",
@@ -16,6 +21,7 @@ EVENT_NAMES = (
 # Units of clocks. Buffers of FlashInfer 0.2.7 have 0, and nanoseconds.
 CYCLES, NANOSECONDS = 1, 2
 TRACK_WORDS = 4  # words of a track before its events
+_WORDS = (torch.uint64, torch.int64)
 _LOW = 0xFFFFFFFF
 _MOST_WORDS = 0x7FFFFFFF  # words of a buffer that kernels use
 
@@ -92,24 +98,13 @@ def checked_buffer(
         TypeError: it is not a tensor, or has another dtype.
     """
     if not profiler:
-        if buffer is not None:
-            raise ValueError(
-                f"{op}: profiler_buffer: got one, wanted None: plan() was called without use_profiler, for kernels that"
-                " write no events"
-            )
+        why = "plan() was called without use_profiler, for kernels that write no events"
+        check_none(op, "profiler_buffer", buffer, why)
         return ()
-    if buffer is None:
-        raise ValueError(f"{op}: profiler_buffer: got None, wanted one: plan() was called with use_profiler")
-    if not isinstance(buffer, torch.Tensor):
-        raise TypeError(f"{op}: profiler_buffer: got {type(buffer).__name__}, wanted Tensor")
-    if buffer.dtype not in (torch.uint64, torch.int64):
-        raise TypeError(f"{op}: profiler_buffer: got {buffer.dtype}, wanted torch.uint64 or torch.int64")
-    if buffer.dim() != 1 or not buffer.is_contiguous() or buffer.numel() < 1:
-        raise ValueError(
-            f"{op}: profiler_buffer: got shape {list(buffer.shape)}, wanted one dimension of 1 word or more, contiguous"
-        )
-    if buffer.device != device:
-        raise ValueError(f"{op}: profiler_buffer: got one on {buffer.device}, wanted {device}")
+    check_present(op, "profiler_buffer", buffer, "one: plan() was called with use_profiler")
+    buffer = check_vector(op, "profiler_buffer", buffer, *_WORDS)
+    check_range(op, "profiler_buffer", buffer.numel(), 1, unit="words")
+    check_device(op, "profiler_buffer", buffer, device)
     return (buffer.view(torch.int64),)
 
 
@@ -132,9 +127,7 @@ def read(profiler_buffer: torch.Tensor) -> Recording:
         TypeError: it is not a tensor of 64-bit integers.
         ValueError: no kernel wrote to it.
     """
-    if not isinstance(profiler_buffer, torch.Tensor) or profiler_buffer.dtype not in (torch.uint64, torch.int64):
-        kind = profiler_buffer.dtype if isinstance(profiler_buffer, torch.Tensor) else type(profiler_buffer).__name__
-        raise TypeError(f"profiler_buffer: got {kind}, wanted a tensor of torch.uint64 or torch.int64")
+    bind("read", profiler_buffer=(profiler_buffer, None, _WORDS))
     near = profiler_buffer.detach().reshape(-1).view(torch.int64).cpu()
     first = int(near[0]) & 0xFFFFFFFFFFFFFFFF if near.numel() else 0
     blocks, groups = first & _LOW, first >> 32 & 0xFFFF

@@ -13,7 +13,7 @@ from .._gemm.arguments import blocks as cdiv
 from .._ops.bind import bind
 from .._ops.dtypes import FLOATS
 from .._ops.errors import either, type_error, value_error
-from .._ops.numbers import whole
+from .._ops.numbers import check_range, whole
 from .._ops.sizes import differs
 from .._ops.tensors import check_dtype, check_tensor
 from ..errors import UnsupportedError
@@ -195,8 +195,7 @@ def cutlass_fused_moe(
     if not blocks and x.dtype != first.dtype:
         raise type_error(_NAME, "input", x.dtype, f"fc1_expert_weights', {first.dtype}")
     for name, size, rank in (("ep", ep_size, ep_rank), ("tp", tp_size, tp_rank)):
-        if not 0 <= rank < size:
-            raise value_error(_NAME, f"{name}_rank", rank, f"0 to {name}_size - 1, {size - 1}")
+        check_range(_NAME, f"{name}_rank", rank, 0, size - 1)
     scales = _scales(quant_scales, fp8, blocks, first, second)
     out = torch.empty((tokens, hidden), dtype=output_dtype, device=x.device) if output is None else output
     one = None if fc1_expert_biases is None else _bias("fc1_expert_biases", fc1_expert_biases, *first.shape[:2])
@@ -300,8 +299,7 @@ def cutlass_fused_moe_workspace_size(
         "num_experts_total": num_experts_total, "top_k": top_k,
     }  # fmt: skip
     for argument, size in sizes.items():
-        if whole(name, argument, size) < 0:
-            raise value_error(name, argument, size, "0 or more")
+        whole(name, argument, size, 0)
     shapes = _intermediates(
         max_num_tokens * top_k, hidden_size, intermediate_size, is_gated_activation(activation_type)
     )

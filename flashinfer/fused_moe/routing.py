@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from .._ops.bind import bind
-from .._ops.errors import renamed, type_error, value_error
-from .._ops.numbers import check_real
+from .._ops.errors import renamed, type_error
+from .._ops.numbers import check_range, check_real
 from .._ops.sizes import exceeds
 from .._ops.tensors import check_dims, check_tensor
 from ..tllm_enums import RoutingMethodType
@@ -50,8 +50,7 @@ def route(
         GradientError: logits require a gradient.
     """
     check_dims("route", "logits", logits, 2)
-    if not 1 <= top_k <= MAX_TOP_K:
-        raise value_error("route", "top_k", top_k, f"1 to {MAX_TOP_K}")
+    check_range("route", "top_k", top_k, 1, MAX_TOP_K)
     weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
     numbers = None if bias is None else _numbers("route", bias)
@@ -118,7 +117,6 @@ def _check_replay(name: str, replay: torch.Tensor, scores: torch.Tensor, topk: i
     """Check a buffer for the experts of at least the tokens of ``scores``."""
     bind(name, scores=(scores, None), routing_replay_out=(replay, "_ _", _SIGNED))
     bind(name, routing_replay_out=(replay, (replay.shape[0], topk)))
-    if exceeds(scores.shape[0], replay.shape[0]):
-        raise value_error(name, "routing_replay_out", f"{replay.shape[0]} rows", f"at least {scores.shape[0]}")
+    check_range(name, "routing_replay_out", replay.shape[0], scores.shape[0], unit="rows")
     if exceeds(scores.shape[1] - 1, torch.iinfo(replay.dtype).max):
         raise type_error(name, "routing_replay_out", replay.dtype, f"integers up to {scores.shape[1] - 1}")

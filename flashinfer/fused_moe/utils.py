@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .._ops.errors import value_error
-from .._ops.numbers import positive
+from .._ops.numbers import positive, whole
 
 __all__ = ["get_hybrid_num_tokens_buckets"]
 
@@ -20,8 +19,7 @@ def get_hybrid_num_tokens_buckets(max_num_tokens: int, min_num_tokens: int = 1) 
         ValueError: a minimum below 1, or a maximum below the minimum.
     """
     name = "get_hybrid_num_tokens_buckets"
-    if positive(name, "min_num_tokens", min_num_tokens) > max_num_tokens:
-        raise value_error(name, "max_num_tokens", max_num_tokens, f"at least min_num_tokens, {min_num_tokens}")
+    whole(name, "max_num_tokens", max_num_tokens, positive(name, "min_num_tokens", min_num_tokens))
     powers = (1 << exponent for exponent in range(max_num_tokens.bit_length()))
     buckets = {*powers, *range(_EQUAL_STEPS, 2049, _EQUAL_STEPS), min_num_tokens, max_num_tokens}
     return tuple(sorted(size for size in buckets if min_num_tokens <= size <= max_num_tokens))

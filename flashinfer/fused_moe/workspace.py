@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import torch
 
 from .._ops.errors import value_error
-from .._ops.tensors import check_dtype, check_tensor
+from .._ops.numbers import check_range
+from .._ops.tensors import check_device, check_vector
 
 ALIGNMENT = 128  # bytes
 
@@ -27,17 +28,11 @@ def check_workspace(function: str, buffer: torch.Tensor, device: torch.device, l
         TypeError: no bytes.
     """
     name = "workspace_buffer"
-    check_tensor(function, name, buffer)
-    check_dtype(function, name, buffer.dtype, (torch.uint8, torch.int8))
-    if buffer.dim() != 1 or not buffer.is_contiguous():
-        got = f"shape {list(buffer.shape)} and strides {list(buffer.stride())}"
-        raise value_error(function, name, got, "a contiguous vector")
-    if buffer.device != device:
-        raise value_error(function, name, f"one on {buffer.device}", f"input's device, {device}")
+    check_vector(function, name, buffer, torch.uint8, torch.int8)
+    check_device(function, name, buffer, device, " as input is")
     if buffer.storage_offset() % ALIGNMENT:
         raise value_error(function, name, f"a start at byte {buffer.storage_offset()}", f"a multiple of {ALIGNMENT}")
-    if buffer.numel() < least:
-        raise value_error(function, name, f"{buffer.numel()} bytes", f"at least {least}")
+    check_range(function, name, buffer.numel(), least, unit="bytes")
 
 
 class Workspace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .._ops.errors import value_error
+from .._ops.arguments import check_present
 from .._ops.numbers import check_option
 from ..gdn_decode import gated_delta_rule_mtp as _mtp
 
@@ -51,8 +51,7 @@ def gated_delta_rule_mtp(
         q=q, k=k, v=v, b=b, initial_state_source=initial_state_source, initial_state_indices=initial_state_indices
     )
     for name, tensor in required.items():
-        if tensor is None:
-            raise value_error(_NAME, name, None, "Tensor")
+        check_present(_NAME, name, tensor, "Tensor")
     assert q is not None and k is not None and v is not None and b is not None
     assert initial_state_source is not None and initial_state_indices is not None
     out, _ = _mtp(

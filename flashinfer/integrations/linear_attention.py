@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import delta_rule
+from .._ops.arguments import check_none
 from ..causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from ..gated_norm import gated_rmsnorm
 
@@ -61,8 +62,8 @@ def convolve(
     hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None,
     seq_idx: torch.Tensor | None = None, cu_seq_lens_q: torch.Tensor | None = None, **_: Any,
 ) -> torch.Tensor:  # fmt: skip
-    if seq_idx is not None and cu_seq_lens_q is None:
-        raise ValueError("causal_conv1d_fn: seq_idx: got a Tensor, wanted cu_seq_lens_q with it for packed sequences")
+    if cu_seq_lens_q is None:
+        check_none("causal_conv1d_fn", "seq_idx", seq_idx, "packed sequences need cu_seq_lens_q with it")
     out = causal_conv1d_fn(hidden_states, weight, bias, activation=activation, cu_seqlens=cu_seq_lens_q)
     assert isinstance(out, torch.Tensor)
     return out

@@ -24,7 +24,7 @@ BAD_SINGLE = [
     (dict(q=torch.ones(4, 64).double()), ValueError, "cache: dtype_q: got float64, wanted one of float32, float16, bfloat16, float8_e4m3fn"),
     (dict(k=torch.ones(5, 2, 64).long()), ValueError, "dtype_kv: got int64, wanted one of float32, float16"),
     (dict(kv_layout="nhd"), ValueError, "kv_layout: got 'nhd', wanted 'NHD' or 'HND'"),
-    (dict(pos_encoding_mode="ROPE"), ValueError, "pos_encoding_mode: got 'ROPE', wanted one of NONE, ROPE_LLAMA, ALIBI"),
+    (dict(pos_encoding_mode="ROPE"), ValueError, "pos_encoding_mode: got 'ROPE', wanted 'NONE', 'ROPE_LLAMA' or 'ALIBI'"),
     (dict(rope_scale=0.0), ValueError, "rope_scale: got 0.0, wanted a positive number"),
     (dict(rope_theta=-1), ValueError, "rope_theta: got -1.0, wanted a positive number"),
     (dict(sm_scale=math.nan), ValueError, "sm_scale: got nan, wanted a finite number"),
@@ -126,10 +126,10 @@ BAD_RUN = [
     (dict(paged_kv_cache=torch.ones(4, 2, 8, 2, 64).half()), ValueError, "paged_kv_cache: got pages of 8, and plan"),
     (dict(paged_kv_cache=torch.ones(4, 2, 16, 4, 64).half()), ValueError, "k, v: got 4 heads and head_dim 64 .* for 2, 64 and 64"),
     (dict(paged_kv_cache=torch.ones(3, 2, 16, 2, 64).half()), ValueError, r"k: got 3 pages, and the tables of plan\(\) name 4"),
-    (dict(paged_kv_cache=torch.ones(4, 3, 16, 2, 64).half()), ValueError, "paged_kv_cache: got size 3 of dimension 1, wanted 2"),
+    (dict(paged_kv_cache=torch.ones(4, 3, 16, 2, 64).half()), ValueError, r"paged_kv_cache: got shape \[4, 3, 16, 2, 64\], wanted \[any, 2, any, any, any\]"),
     (dict(paged_kv_cache=torch.ones(4, 16, 2, 64).half()), ValueError, "paged_kv_cache: got 4 dimensions, wanted 5"),
-    (dict(paged_kv_cache=None), TypeError, "paged_kv_cache: got NoneType, wanted Tensor or a pair"),
-    (dict(paged_kv_cache=(torch.ones(4, 16, 2, 64).half(),)), ValueError, "paged_kv_cache: got 1 tensors, wanted 1 or 2"),
+    (dict(paged_kv_cache=None), TypeError, "paged_kv_cache: got NoneType, wanted a list or tuple of keys and values"),
+    (dict(paged_kv_cache=(torch.ones(4, 16, 2, 64).half(),)), ValueError, "paged_kv_cache: got 1, wanted 2, keys and values"),
     (dict(out=torch.ones(2, 4, 32).half()), ValueError, r"out: got shape \[2, 4, 32\], wanted \[2, 4, 64\]"),
     (dict(out=torch.ones(2, 4, 64)), TypeError, "out: got torch.float32, wanted torch.float16"),
     (dict(lse=torch.ones(2, 2)), ValueError, r"lse: got shape \[2, 2\], wanted \[2, 4\]"),
@@ -190,7 +190,7 @@ BAD_SINGLE_PREFILL = [
     (dict(backend="fa4"), ValueError, "cache: backend: got 'fa4', wanted one of auto, fa2, fa3"),
     (dict(backend="fa3", custom_mask=torch.ones(3, 5).bool()), ValueError, "cache: backend: got 'fa3', whose kernels cannot"),
     (dict(kv_layout="BSHD"), ValueError, "kv_layout: got 'BSHD', wanted 'NHD' or 'HND'"),
-    (dict(pos_encoding_mode=1), ValueError, "pos_encoding_mode: got 1, wanted one of NONE, ROPE_LLAMA, ALIBI"),
+    (dict(pos_encoding_mode=1), ValueError, "pos_encoding_mode: got 1, wanted 'NONE', 'ROPE_LLAMA' or 'ALIBI'"),
     (dict(custom_mask=torch.ones(3, 4).bool()), ValueError, r"custom_mask: got shape \[3, 4\], wanted \[3, 5\] or \[15\]"),
     (dict(custom_mask=torch.ones(5, 3).bool()), ValueError, r"custom_mask: got shape \[5, 3\], wanted \[3, 5\] or \[15\]"),
     (dict(custom_mask=torch.ones(1, 3, 5).bool()), ValueError, r"custom_mask: got shape \[1, 3, 5\], wanted \[3, 5\] or"),
@@ -336,17 +336,21 @@ def test_an_output_that_overlaps_an_input(device):
 
 @pytest.mark.parametrize("kind", ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper"])
 def test_backends_of_wrappers(kind, device):
-    with pytest.raises(ValueError, match="backend: got 'fa4', wanted one of auto, fa2, fa3"):
+    with pytest.raises(ValueError, match="backend: got 'fa4', wanted 'auto', 'fa2' or 'fa3'"):
         getattr(flashinfer, kind)(workspace(device), backend="fa4")
     with pytest.raises(TypeError, match="qo_indptr_buf: got NoneType, wanted Tensor"):
         getattr(flashinfer, kind)(workspace(device), use_cuda_graph=True)
-    with pytest.raises(TypeError, match=f"{kind}: jit_args: got str, wanted a tuple of a generator's arguments"):
+    with pytest.raises(
+        TypeError, match=f"{kind}: jit_args: got str, wanted a list or tuple of a generator's arguments"
+    ):
         getattr(flashinfer, kind)(workspace(device), jit_args="fa2")
 
 
 def test_a_backend_passed_as_jit_args(device):
     name = "BatchDecodeWithPagedKVCacheWrapper"
-    with pytest.raises(TypeError, match=f"{name}: jit_args: got str, wanted a tuple of a generator's arguments"):
+    with pytest.raises(
+        TypeError, match=f"{name}: jit_args: got str, wanted a list or tuple of a generator's arguments"
+    ):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", False, False, None, None, None, "fa2")
 
 

@@ -109,7 +109,7 @@ def test_in_a_graph():
 
 def test_bad_arguments(device):
     name = "PODWithPagedKVCacheWrapper"
-    with pytest.raises(ValueError, match=f"{name}: jit_args: got some, wanted None"):
+    with pytest.raises(ValueError, match=f"{name}: jit_args: got tuple, wanted None: use the wrappers"):
         flashinfer.PODWithPagedKVCacheWrapper(workspace(device), jit_args=("uri",))
     paged = Paged(LENS, PAGE, KV_HEADS, DIM, torch.float16, device)
     wrapper = planned(paged, device)
@@ -117,10 +117,14 @@ def test_bad_arguments(device):
     q_d = drawn((len(LENS), HEADS, DIM), torch.float16, device)
     one = torch.ones(1, dtype=torch.bool)
     for options, error, message in (
-        ({"custom_mask_d": one}, ValueError, "custom_mask_d: got one, wanted None"),
-        ({"packed_custom_mask_d": one}, ValueError, "custom_mask_d: got one, wanted None"),
+        ({"custom_mask_d": one}, ValueError, "custom_mask_d: got Tensor, wanted None: a query"),
+        ({"packed_custom_mask_d": one}, ValueError, "packed_custom_mask_d: got Tensor, wanted None: a query"),
         ({"kv_layout_d": "HND"}, ValueError, "kv_layout_d: got 'HND', wanted 'NHD' as the wrapper has"),
-        ({"pos_encoding_mode_d": "SINE"}, ValueError, "pos_encoding_mode: got 'SINE', wanted one of NONE"),
+        (
+            {"pos_encoding_mode_d": "SINE"},
+            ValueError,
+            "pos_encoding_mode: got 'SINE', wanted 'NONE', 'ROPE_LLAMA' or 'ALIBI'",
+        ),
         ({"rope_theta_d": -1.0}, ValueError, "rope_theta: got -1.0, wanted a positive number"),
         ({"kv_layout_p": "DNH"}, ValueError, "kv_layout: got 'DNH', wanted"),
     ):

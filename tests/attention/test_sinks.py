@@ -117,7 +117,7 @@ def test_mistakes(device):
         (TypeError, "sinks: got float, wanted Tensor", 0.5),
         (ValueError, r"sinks: got shape \[3\], wanted \[8\]", torch.zeros(3, device=device)),
         (TypeError, "sinks: got torch.float16", torch.zeros(HEADS, device=device).half()),
-        (ValueError, "sinks: got some on meta", torch.zeros(HEADS, device="meta")),
+        (ValueError, "sinks: got a tensor on meta", torch.zeros(HEADS, device="meta")),
         (GradientError, "has no gradient", torch.zeros(HEADS, device=device, requires_grad=True)),
     ):
         with pytest.raises(error, match=message):

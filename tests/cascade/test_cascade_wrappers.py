@@ -171,13 +171,13 @@ def test_bad_levels(device):
         wrapper.run(q, data.cache.cache)
     shape = (HEADS, KV_HEADS, DIM, PAGE)
     qo, *pages = data.tables()
-    with pytest.raises(ValueError, match=f"{name}: qo_indptr_arr: got 2, wanted 3, one for every level"):
+    with pytest.raises(ValueError, match=f"{name}.plan: qo_indptr_arr: got 2, wanted 3, one for every level"):
         wrapper.plan(qo[:2], *pages, *shape)
-    with pytest.raises(TypeError, match=f"{name}: qo_indptr_arr: got Tensor, wanted a list"):
+    with pytest.raises(TypeError, match=f"{name}.plan: qo_indptr_arr: got Tensor, wanted a list"):
         wrapper.plan(qo[0], *pages, *shape)
-    with pytest.raises(ValueError, match=f"{name}.plan: pos_encoding_mode, window_left: got 'NONE' and 3, wanted"):
+    with pytest.raises(ValueError, match=f"{name}.plan: window_left: got 3, wanted at most -1 with several levels"):
         wrapper.plan(qo, *pages, *shape, window_left=3)
-    with pytest.raises(ValueError, match="got 'ALIBI' and -1, wanted 'NONE' and -1 with several levels"):
+    with pytest.raises(ValueError, match="pos_encoding_mode: got 'ALIBI', wanted 'NONE' with several levels"):
         wrapper.plan(qo, *pages, *shape, pos_encoding_mode="ALIBI")
     wrapper.plan(qo, *pages, *shape)
     fewer = torch.clamp(qo[1], max=12)

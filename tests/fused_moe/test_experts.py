@@ -215,7 +215,7 @@ def test_a_workspace_of_the_caller(act, device):
         with pytest.raises(kind, match=f"cutlass_fused_moe: workspace_buffer: {text}"):
             moe(other)
     if device != "cpu":
-        with pytest.raises(ValueError, match="workspace_buffer: got one on cpu"):
+        with pytest.raises(ValueError, match="workspace_buffer: got a tensor on cpu"):
             moe(buffer.cpu())
 
 

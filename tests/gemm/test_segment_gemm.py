@@ -73,12 +73,12 @@ def test_mistakes(device):
     lens, out = torch.tensor([2, 4]), torch.full((6, 16), SENTINEL, device=device)
     run = wrapper(device).run
     for error, message, args, kwargs in (
-        (ValueError, "seg_lens: got None and seg_indptr None", (x, weights, 2, True), {}),
+        (ValueError, "seg_lens: got None, wanted seg_lens or seg_indptr", (x, weights, 2, True), {}),
         (ValueError, r"out: got shape \[5, 16\], wanted \[6, 16\]", (x, weights, 2, True, out[:5], lens), {}),
         (TypeError, "weights: got torch.float16, wanted torch.float32", (x, weights.half(), 2, True, out, lens), {}),
         (TypeError, "out: got torch.float16", (x, weights, 2, True, out.half(), lens), {}),
         (ValueError, r"weights: got shape \[2, 16, 8\], wanted \[2, 16, 16\]", (x, weights[:, :, :8], 2, True, out, lens), {}),
-        (ValueError, "weights: got 1 matrices, wanted 2", (x, weights[:1], 2, True, out, lens), {}),
+        (ValueError, "weights: got 1 matrices, wanted at least 2, one for each segment", (x, weights[:1], 2, True, out, lens), {}),
         (ValueError, r"seg_lens: got shape \[2\], wanted \[3\]", (x, weights, 3, True, out, lens), dict(weight_indices=torch.ones(3).int())),
         (TypeError, "seg_lens: got torch.float32", (x, weights, 2, True, out, lens.float()), {}),
         (ValueError, r"weight_indices: got shape \[1\], wanted \[2\]", (x, weights, 2, True, out, lens), dict(weight_indices=lens[:1])),

@@ -184,7 +184,7 @@ def test_what_newer_engines_may_not_ask_for(device):
     batch.check(wrapper.run(batch.q, batch.paged.cache, window_left=-1, q_len_per_req=None))
     with pytest.raises(flashinfer.errors.UnsupportedError, match="backend: got 'trtllm-gen', which needs"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), backend="trtllm-gen")
-    with pytest.raises(ValueError, match="backend: got 'fa4', wanted one of auto, fa2"):
+    with pytest.raises(ValueError, match="backend: got 'fa4', wanted 'auto', 'fa2'"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), backend="fa4")
 
 

@@ -163,7 +163,7 @@ def test_levels_of_the_log(caplog):
     try:
         flashinfer.utils.set_log_level("error")
         assert logger.level == logging.ERROR
-        with pytest.raises(ValueError, match="got 'loud', wanted one of debug"):
+        with pytest.raises(ValueError, match="got 'loud', wanted 'debug', 'info'"):
             flashinfer.utils.set_log_level(lvl_str="loud")
     finally:
         logger.setLevel(before)

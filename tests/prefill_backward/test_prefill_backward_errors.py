@@ -112,14 +112,14 @@ def test_bad_input_in_float64():
     q, k, v = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 4, 8), (5, 2, 8), (5, 2, 8)))
     attend = flashinfer.single_prefill_with_kv_cache
     for arguments, error, message in (
-        ((q[:, :3], k, v), ValueError, "q: got 3 heads, wanted a multiple of the 2 heads of k"),
-        ((q, k[..., :6], v), ValueError, "k: got head_dim 6, wanted 8 as q has"),
-        ((q, k, v[:4]), ValueError, r"v: got shape \[4, 2, 8\], wanted that of k except head_dim"),
+        ((q[:, :3], k, v), ValueError, "q: got 3, wanted a multiple of the heads of k, 2"),
+        ((q, k[..., :6], v), ValueError, r"k: got shape \[5, 2, 6\], wanted \[5, 2, 8\]"),
+        ((q, k, v[:4]), ValueError, r"v: got shape \[4, 2, 8\], wanted \[5, 2, any\]"),
         ((q, k.float(), v), TypeError, "k: got torch.float32, wanted torch.float64 as q has"),
     ):
         with pytest.raises(error, match=f"single_prefill_with_kv_cache: {message}"):
             attend(*arguments)
-    with pytest.raises(ValueError, match="o_dtype: got torch.float32, wanted torch.float64 as q has"):
+    with pytest.raises(ValueError, match="o_dtype: got torch.float32, wanted None or torch.float64 as q has"):
         attend(q, k, v, o_dtype=torch.float32)
 
 

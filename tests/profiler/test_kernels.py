@@ -165,15 +165,25 @@ def test_checks_of_buffers(name, device):
         (
             torch.zeros(64, 2, dtype=torch.int64, device=device),
             ValueError,
-            r"got shape \[64, 2\], wanted one dimension",
+            r"got shape \[64, 2\] and strides \[2, 1\], wanted a contiguous vector",
         ),
-        (torch.zeros(64, dtype=torch.int64, device=device)[::2], ValueError, r"got shape \[32\], wanted one dimension"),
-        (torch.zeros(0, dtype=torch.int64, device=device), ValueError, r"got shape \[0\], wanted one dimension"),
-        (torch.zeros(64, dtype=torch.int64, device="meta"), ValueError, f"got one on meta, wanted {device}"),
+        (
+            torch.zeros(64, dtype=torch.int64, device=device)[::2],
+            ValueError,
+            r"got shape \[32\] and strides \[2\], wanted a contiguous vector",
+        ),
+        (torch.zeros(0, dtype=torch.int64, device=device), ValueError, "got 0 words, wanted at least 1"),
+        (
+            torch.zeros(64, dtype=torch.int64, device="meta"),
+            ValueError,
+            f"got a tensor on meta, wanted one on {device}",
+        ),
     ):
         with pytest.raises(error, match=rf"\w+\.run: profiler_buffer: {text}"):
             run(True, buffer)
-    with pytest.raises(ValueError, match=r"profiler_buffer: got one, wanted None: plan\(\) was called without use_pro"):
+    with pytest.raises(
+        ValueError, match=r"profiler_buffer: got Tensor, wanted None: plan\(\) was called without use_pro"
+    ):
         run(False, torch.zeros(64, dtype=torch.int64, device=device))
 
 
@@ -183,7 +193,11 @@ def test_attach_takes_wrappers_and_buffers(device):
         ((None, None), TypeError, "wrapper: got NoneType, wanted one of decode, prefill, attention or mla"),
         ((wrapper, [1]), TypeError, "profiler_buffer: got list, wanted Tensor"),
         ((wrapper, torch.zeros(4)), TypeError, "profiler_buffer: got torch.float32"),
-        ((wrapper, torch.zeros(4, dtype=torch.int64, device="meta")), ValueError, "profiler_buffer: got one on meta"),
+        (
+            (wrapper, torch.zeros(4, dtype=torch.int64, device="meta")),
+            ValueError,
+            "profiler_buffer: got a tensor on meta",
+        ),
     ):
         with pytest.raises(error, match=f"attach: {text}"):
             profiler.attach(*arguments)

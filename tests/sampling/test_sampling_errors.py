@@ -21,7 +21,7 @@ TWO = torch.full((2, 2), 0.5)
         (lambda: sampling.top_p_renorm_probs(PROBS, torch.ones(3)), ValueError,
          "Sampling parameter tensor batch size mismatch: expected length 4"),
         (lambda: sampling.top_k_top_p_sampling_from_probs(PROBS, 3, 0.5, filter_apply_order="p"), ValueError,
-         "Invalid filter_apply_order: p"),
+         "filter_apply_order: got 'p', wanted 'top_k_first' or 'joint'"),
         (lambda: sampling.sampling_from_probs(PROBS, seed=1, offset=torch.zeros(1, dtype=torch.int64)), ValueError,
          "seed and offset must both be tensors or both be scalars"),
         (lambda: sampling.sampling_from_probs(PROBS.log() * float("nan"), check_nan=True), ValueError,
