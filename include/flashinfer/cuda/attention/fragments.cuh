@@ -1,4 +1,4 @@
-// Operands of attention's products from tiles in shared memory, and the columns of the output in a lane.
+// Operands of attention's products, loaded from shared memory, and the output columns of each lane.
 #pragma once
 
 #include <cstdint>
@@ -31,19 +31,19 @@ __device__ __forceinline__ void transform_keys(uint32_t (&b)[2][2], const P& par
   }
 }
 
-// Copies one of a lane's two pairs of adjacent columns, of 16 columns of the output, from two fragments.
-// `half`: row lane / 4, or that plus 8. Returns the first column of the pair.
+// Two fragments hold 16 columns of the output, and each lane has two pairs of adjacent ones. Copies pair number
+// `part` to `values` and returns its first column. `half` selects row lane / 4, or that row plus 8.
 template <typename S>
-__device__ __forceinline__ int output_pair(const float (&even)[4], const float (&odd)[4], int half, int pair, int which,
+__device__ __forceinline__ int output_pair(const float (&even)[4], const float (&odd)[4], int half, int pair, int part,
                                            float (&values)[2]) {
   const int lane = threadIdx.x % 4;
   if constexpr (S::kFp8) {  // one fragment has the even columns, the other the odd ones
-    values[0] = even[2 * half + which], values[1] = odd[2 * half + which];
-    return pair * 16 + 4 * lane + 2 * which;
+    values[0] = even[2 * half + part], values[1] = odd[2 * half + part];
+    return pair * 16 + 4 * lane + 2 * part;
   } else {
-    const float (&from)[4] = which ? odd : even;
+    const float (&from)[4] = part ? odd : even;
     values[0] = from[2 * half], values[1] = from[2 * half + 1];
-    return pair * 16 + 8 * which + 2 * lane;
+    return pair * 16 + 8 * part + 2 * lane;
   }
 }
 

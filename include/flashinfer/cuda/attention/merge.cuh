@@ -1,7 +1,7 @@
 // Merge of the partial states of tiles whose keys were split (Flash-Decoding, Dao et al., 2023):
 //   m = max_i m_i,   l = sum_i 2^(m_i - m) l_i,   O = (1 / l) sum_i 2^(m_i - m) O_i
-// A CTA has one row of one KV head at a time. kDV / 4 threads hold a state's columns, and groups of them
-// share the states.
+// A CTA merges one row of one KV head at a time. A group of kDV / 4 threads holds the columns of a state. The
+// groups take the states in turn.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +18,9 @@
 
 namespace flashinfer::cuda {
 
-// Keys of a tile up to which nothing is split. On an H100, a merge takes 10 us in addition to 11.5 us of
+// Tiles with at most this many keys are not split. On an H100, a merge takes 10 us in addition to 11.5 us of
 // attention (one request of 400 keys). A CTA reads about as many keys in that time.
-constexpr int kWholeKeys = 1024;
+constexpr int kUnsplitKeys = 1024;
 
 constexpr int kMergeThreads = 256, kMergeCtas = 8;  // launched per multiprocessor
 
@@ -71,12 +71,12 @@ struct PartialState {
   }
 };
 
-// Adds a row's states start, start + stride, ... to four columns, with loads of kAtOnce in flight. They may
-// have been written while this kernel ran, so they are read from the L2 cache. No state is read twice,
-// because reads bound the time of merges.
+// Adds a row's states start, start + stride, ... to four columns. Loads of kAtOnce states are in flight. A kernel
+// may have written states while this one ran, so they are read from the L2 cache. No state is read twice, because
+// reads bound the time of merges.
 template <int kDV, int kAtOnce, bool kSoftmax>
 __device__ __forceinline__ void add_states(const AttentionParams& params, const MergeRow& row, int start, int stride,
-                                           int column, PartialState<kSoftmax>& all) {
+                                           int column, PartialState<kSoftmax>& merged) {
   const int64_t step = int64_t{stride} * row.step;  // to the next state of this group
   const PartialSoftmax* from_ml = params.partial_ml + row.first + int64_t{start} * row.step;
   const float* from_o = params.partial_o + (row.first + int64_t{start} * row.step) * kDV + column * 4;
@@ -92,17 +92,18 @@ __device__ __forceinline__ void add_states(const AttentionParams& params, const 
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      if (start + i * stride < row.splits) all.add(states_o[i], states_ml[i].x, states_ml[i].y);
+      if (start + i * stride < row.splits) merged.add(states_o[i], states_ml[i].x, states_ml[i].y);
   }
 }
 
 // Writes four columns of a row from its merged state.
 template <typename Variant, typename Types, typename P>
 __device__ __forceinline__ void write_merged(const P& params, const MergeRow& row, int column,
-                                             PartialState<Variant::use_softmax>& all) {
-  float share = params.o_scale * add_sink<Variant>(params, row.qo_head, all.m, all.l);
-  if constexpr (Variant::use_softmax) share *= all.l == 0 ? 0.0f : 1.0f / all.l;
-  float values[4] = {all.o.x * share, all.o.y * share, all.o.z * share, all.o.w * share};
+                                             PartialState<Variant::use_softmax>& merged) {
+  float normaliser = params.o_scale * add_sink<Variant>(params, row.qo_head, merged.m, merged.l);
+  if constexpr (Variant::use_softmax) normaliser *= merged.l == 0 ? 0.0f : 1.0f / merged.l;
+  float values[4] = {merged.o.x * normaliser, merged.o.y * normaliser, merged.o.z * normaliser,
+                     merged.o.w * normaliser};
   if constexpr (Variant::transforms_output) {
     const Variant variant(params, static_cast<uint32_t>(row.batch), nullptr);
 #pragma unroll
@@ -113,7 +114,7 @@ __device__ __forceinline__ void write_merged(const P& params, const MergeRow& ro
   store_vec(o + column * 4, Vec<typename Types::DTypeO, 4>::from_floats(values));
   if (params.lse && column == 0)
     params.lse[int64_t{row.token} * params.num_qo_heads + row.qo_head] =
-        !Variant::use_softmax || all.l == 0 ? -math::inf : all.m + math::ptx_log2(all.l);
+        !Variant::use_softmax || merged.l == 0 ? -math::inf : merged.m + math::ptx_log2(merged.l);
 }
 
 // Shared memory of a CTA's merge: a state per group of threads.
@@ -129,19 +130,19 @@ template <typename Variant, typename Types, typename P>
 __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeMemory<Types>& shared) {
   constexpr int kColumns = MergeMemory<Types>::kColumns, kGroups = MergeMemory<Types>::kGroups;
   const int group = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
-  PartialState<Variant::use_softmax> all;
-  add_states<Types::HEAD_DIM_VO, 4>(params, row, group, kGroups, column, all);
-  shared.o[group][column] = all.o;
-  if (column == 0) shared.ml[group] = {all.m, all.l};
+  PartialState<Variant::use_softmax> merged;
+  add_states<Types::HEAD_DIM_VO, 4>(params, row, group, kGroups, column, merged);
+  shared.o[group][column] = merged.o;
+  if (column == 0) shared.ml[group] = {merged.m, merged.l};
   __syncthreads();
   if (group != 0) return;
 #pragma unroll
-  for (int i = 1; i < kGroups; ++i) all.add(shared.o[i][column], shared.ml[i].x, shared.ml[i].y);
-  write_merged<Variant, Types>(params, row, column, all);
+  for (int i = 1; i < kGroups; ++i) merged.add(shared.o[i][column], shared.ml[i].x, shared.ml[i].y);
+  write_merged<Variant, Types>(params, row, column, merged);
 }
 
-// CTAs take rows in rotation. A CUDA graph launches this kernel for the most rows of any plan, which are
-// thousands, and most plans have none.
+// CTAs take rows in rotation. A CUDA graph launches this kernel for the largest number of rows of any plan,
+// thousands, but most plans have no rows to merge.
 template <typename Variant, typename Types, typename P>
 __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(const __grid_constant__ P params) {
   __shared__ MergeMemory<Types> shared;

@@ -39,7 +39,7 @@ struct RowOutput {
   }
 
   // Writes the row's m and l to a partial state, or lse = m + log2(l).
-  __device__ __forceinline__ void put_softmax(float m, float l) const {
+  __device__ __forceinline__ void store_softmax(float m, float l) const {
     if (softmax) {
       *reinterpret_cast<float2*>(softmax) = {m, l};
     } else if (lse) {
@@ -49,8 +49,8 @@ struct RowOutput {
 
   // Writes columns from `column` on. `share` normalises sums; those of a partial state stay unnormalised.
   template <typename Variant, typename P, int kN>
-  __device__ __forceinline__ void put(const P& params, const Variant& variant, int32_t batch, int column,
-                                      float (&values)[kN], float share) const {
+  __device__ __forceinline__ void store_columns(const P& params, const Variant& variant, int32_t batch, int column,
+                                                float (&values)[kN], float share) const {
 #pragma unroll
     for (int i = 0; i < kN; ++i) values[i] *= share;
     if (partial) {
@@ -83,21 +83,22 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
 #pragma unroll
       for (int pair = 0; pair < S::kNOut / 2; ++pair) {
 #pragma unroll
-        for (int which = 0; which < 2; ++which) {
+        for (int part = 0; part < 2; ++part) {
           float values[2];
-          const int column = output_pair<S>(o[m][2 * pair], o[m][2 * pair + 1], half, pair, which, values);
-          row.template put<Variant>(params, variant, item.batch, column, values, share);
+          const int column = output_pair<S>(o[m][2 * pair], o[m][2 * pair + 1], half, pair, part, values);
+          row.template store_columns<Variant>(params, variant, item.batch, column, values, share);
         }
       }
-      if (threadIdx.x % 4 == 0) row.put_softmax(base, sum);
+      if (threadIdx.x % 4 == 0) row.store_softmax(base, sum);
     }
   }
 }
 
-// Stores a group's sums of 16 rows to shared memory: [kRows, kSumStride], then [kRows, 2] of m and l.
+// Stores a group's partial states of 16 rows to shared memory: O as [kRows, kSumStride], then m and l as
+// [kRows, 2].
 template <typename Variant, typename S>
 __device__ __forceinline__ void store_sums(const Outputs<S>& o, const OnlineSoftmax<S>& softmax, float* sums,
-                                           float* weights) {
+                                           float* ml) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -105,15 +106,15 @@ __device__ __forceinline__ void store_sums(const Outputs<S>& o, const OnlineSoft
 #pragma unroll
     for (int pair = 0; pair < S::kNOut / 2; ++pair) {
 #pragma unroll
-      for (int which = 0; which < 2; ++which) {
+      for (int part = 0; part < 2; ++part) {
         float values[2];
-        const int column = output_pair<S>(o[0][2 * pair], o[0][2 * pair + 1], half, pair, which, values);
+        const int column = output_pair<S>(o[0][2 * pair], o[0][2 * pair + 1], half, pair, part, values);
         *reinterpret_cast<float2*>(sums + row * S::kSumStride + column) = {values[0], values[1]};
       }
     }
     if constexpr (Variant::use_softmax) {
       const float sum = quad_sum(softmax.sum[0][half]);
-      if (lane % 4 == 0) weights[2 * row] = sum == 0 ? -math::inf : softmax.base(0, half), weights[2 * row + 1] = sum;
+      if (lane % 4 == 0) ml[2 * row] = sum == 0 ? -math::inf : softmax.base(0, half), ml[2 * row + 1] = sum;
     }
   }
 }
@@ -125,35 +126,35 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
                                              const OnlineSoftmax<S>& softmax, float* sums) {
   static_assert(S::kM == 1 && S::kRowWarps == 1, "a group is one warp with 16 rows");
   constexpr int kGroupFloats = S::kRows * S::kSumStride, kColumns = S::kDV / 4;
-  float* weights = sums + S::kKeyWarps * kGroupFloats;
+  float* ml = sums + S::kKeyWarps * kGroupFloats;
   const int own = threadIdx.x / 32;
   __syncthreads();  // all tiles are finished: their memory is reused
-  store_sums<Variant, S>(o, softmax, sums + own * kGroupFloats, weights + own * 2 * S::kRows);
+  store_sums<Variant, S>(o, softmax, sums + own * kGroupFloats, ml + own * 2 * S::kRows);
   __syncthreads();
   for (int i = threadIdx.x; i < S::kRows * kColumns; i += S::kThreads) {
     const int row = i / kColumns, column = i % kColumns * 4;
     const RowOutput<S> to(params, item, warp, item.row_start + row);
-    float top = -math::inf, total = 0, values[4] = {};
+    float max_m = -math::inf, sum_l = 0, values[4] = {};
     if constexpr (Variant::use_softmax) {
 #pragma unroll
-      for (int g = 0; g < S::kKeyWarps; ++g) top = fmaxf(top, weights[2 * (g * S::kRows + row)]);
+      for (int g = 0; g < S::kKeyWarps; ++g) max_m = fmaxf(max_m, ml[2 * (g * S::kRows + row)]);
     }
 #pragma unroll
     for (int g = 0; g < S::kKeyWarps; ++g) {
       float share = 1;
       if constexpr (Variant::use_softmax) {
-        const float base = weights[2 * (g * S::kRows + row)];
-        share = base == -math::inf ? 0.0f : math::ptx_exp2(base - top);
-        total += share * weights[2 * (g * S::kRows + row) + 1];
+        const float base = ml[2 * (g * S::kRows + row)];
+        share = base == -math::inf ? 0.0f : math::ptx_exp2(base - max_m);
+        sum_l += share * ml[2 * (g * S::kRows + row) + 1];
       }
       const auto part = *reinterpret_cast<const float4*>(sums + g * kGroupFloats + row * S::kSumStride + column);
       values[0] += share * part.x, values[1] += share * part.y, values[2] += share * part.z,
           values[3] += share * part.w;
     }
-    const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, top, total) : 1.0f;
-    const float mean = !Variant::use_softmax || to.partial ? 1.0f : total == 0 ? 0.0f : rescale / total;
-    to.template put<Variant>(params, variant, item.batch, column, values, mean);
-    if (column == 0) to.put_softmax(top, total);
+    const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, max_m, sum_l) : 1.0f;
+    const float normaliser = !Variant::use_softmax || to.partial ? 1.0f : sum_l == 0 ? 0.0f : rescale / sum_l;
+    to.template store_columns<Variant>(params, variant, item.batch, column, values, normaliser);
+    if (column == 0) to.store_softmax(max_m, sum_l);
   }
 }
 

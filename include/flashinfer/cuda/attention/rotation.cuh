@@ -24,11 +24,11 @@ struct alignas(16) PairTurns {
   float step_c, step_s;  // cosine and sine of the angle between a thread's successive keys of a tile
 };
 
-constexpr float kFirstShare = 31.0f / 32;
-constexpr float kQueryShare = 32 / kFirstShare;
+constexpr float kFirstFactor = 31.0f / 32;
+constexpr float kQueryFactor = 32 / kFirstFactor;
 
 // Returns the second part g of x, whose first part is `rounded`.
-__device__ __forceinline__ float second_part(float x, float rounded) { return fmaf(rounded, -kFirstShare, x); }
+__device__ __forceinline__ float second_part(float x, float rounded) { return fmaf(rounded, -kFirstFactor, x); }
 
 // Returns cosine and sine, exact to 2^-32 of a turn at any position: multiplication modulo 2^64 drops whole
 // turns only.
@@ -43,7 +43,7 @@ __device__ __forceinline__ void rotate(float& a, float& b, float c, float s) {
   a = x * c - y * s, b = y * c + x * s;
 }
 
-// The threads of a group share the rotation of a tile: each has 8 pairs of every kStep-th key.
+// The threads of a group share the rotation of a tile: each rotates 8 pairs of every kStep-th key.
 template <typename S>
 struct RotationShape {
   static constexpr int kColumns = S::kDQ / 16, kStep = S::kGroupThreads / kColumns;
@@ -96,10 +96,10 @@ struct RawElements {
 };
 
 // Stores both parts of eight elements, chunk `column` of a row of queries or keys. The second is multiplied
-// by `share`.
+// by `factor`.
 template <typename S>
 __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_part, uint32_t second, int row,
-                                            int column, float share = 1) {
+                                            int column, float factor = 1) {
   using T = typename S::DTypeQ;
   using Rows = Swizzle<2 * S::kDQ>;
   uint32_t rounded[4], rest[4];
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_
     float low, high;
     rounded[i] = pack<T>(x[2 * i], x[2 * i + 1]);
     unpack<T>(rounded[i], low, high);
-    rest[i] = pack<T>(second_part(x[2 * i], low) * share, second_part(x[2 * i + 1], high) * share);
+    rest[i] = pack<T>(second_part(x[2 * i], low) * factor, second_part(x[2 * i + 1], high) * factor);
   }
   const uint32_t at = Rows::chunk(Rows::row(0, row), column);
   ptx::store_shared_16(first_part + at, {rounded[0], rounded[1], rounded[2], rounded[3]});
@@ -125,7 +125,7 @@ __device__ __forceinline__ void rotate_tile(const P& params, const Variant& vari
   constexpr int kColumns = Shape::kColumns, kStep = Shape::kStep, kEach = Shape::kEach, kAtOnce = Shape::kAtOnce;
   const int column = lane % kColumns, start = lane / kColumns;
   if (start >= kStep) return;
-  const auto is_behind = [&](int n) { return S::kKeys % kStep != 0 && start + n * kStep >= S::kKeys; };
+  const auto is_past_end = [&](int n) { return S::kKeys % kStep != 0 && start + n * kStep >= S::kKeys; };
   const auto position = static_cast<uint32_t>(tile_start + start);
   float c[8], s[8];
 #pragma unroll
@@ -135,13 +135,13 @@ __device__ __forceinline__ void rotate_tile(const P& params, const Variant& vari
     RawElements<S> keys[kAtOnce][2];  // all loads come before the first store, which no load could pass
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (first + n >= kEach || is_behind(first + n)) continue;
+      if (first + n >= kEach || is_past_end(first + n)) continue;
       const uint32_t row = Swizzle<S::kKRow>::row(raw, start + (first + n) * kStep);
       keys[n][0].load(row, 8 * column), keys[n][1].load(row, 8 * column + S::kDQ / 2);
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (first + n >= kEach || is_behind(first + n)) continue;
+      if (first + n >= kEach || is_past_end(first + n)) continue;
       float a[8], b[8];
       keys[n][0].to_floats(a), keys[n][1].to_floats(b);
 #pragma unroll

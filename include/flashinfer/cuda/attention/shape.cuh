@@ -52,14 +52,14 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kNKeys = Tile::kKeys / 8, kNOut = kDV / 8, kSteps = kDQ / 16;  // fragments
   // A thread's registers for O, S and Q. Q stays in shared memory if they are too many.
   static constexpr bool kQueryInRegisters = !Types::kRope && kM * (kDQ / 4 + kDV / 2 + Tile::kKeys / 2) <= 176;
-  static constexpr int kParts = Types::kRope ? 2 : 1;             // of queries and keys: see rotation.cuh
+  static constexpr int kParts = Types::kRope ? 2 : 1;             // h and g of rotation.cuh
   static constexpr bool kFp8Keys = Types::kFp8 && !Types::kRope;  // as products read them
   static constexpr bool kInPlace = Types::kRope && !Types::kFp8;  // the first part of rotated keys overwrites the keys
 
   // If warps share rotated keys, the next tile is rotated during the products of this one.
-  static constexpr bool kAhead = Types::kRope && Tile::kRowWarps > 1;
-  static constexpr int kMinStages = kAhead ? 3 : 2;
-  static_assert(Tile::kMaxStages >= kMinStages, "a stage is computed with, another one is filled; a third is rotated");
+  static constexpr bool kRotatesAhead = Types::kRope && Tile::kRowWarps > 1;
+  static constexpr int kMinStages = kRotatesAhead ? 3 : 2;
+  static_assert(Tile::kMaxStages >= kMinStages, "one stage is computed, one is filled, and a third is rotated");
 
   static constexpr int kQRow = kDQ * 2, kKRow = kDQ * sizeof(KV), kVRow = kDV * sizeof(KV);
   static constexpr int kQPart = Tile::kRows * kQRow, kQBytes = kParts * kQPart;
@@ -67,7 +67,8 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kStageBytes = kKBytes + kVBytes, kTableBytes = Tile::kKeys * sizeof(KeyRow);
   static constexpr int kKeyRow = Types::kRope ? 2 * kDQ : kKRow;  // as products read it
   static constexpr int kKeyPart = Types::kRope ? Tile::kKeys * kKeyRow : 0;
-  static constexpr int kRotatedTile = (kInPlace ? 1 : 2) * kKeyPart, kRotatedBytes = (kAhead ? 2 : 1) * kRotatedTile;
+  static constexpr int kRotatedTile = (kInPlace ? 1 : 2) * kKeyPart,
+                       kRotatedBytes = (kRotatesAhead ? 2 : 1) * kRotatedTile;
   static constexpr int kTurnsBytes = Types::kRope ? kDQ / 2 * 16 : 0;  // a PairTurns each
   static constexpr int kSumStride = kDV + 4;                           // floats of a row in the merge of groups
   static constexpr int kSumsBytes =

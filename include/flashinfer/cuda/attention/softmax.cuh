@@ -26,7 +26,7 @@ struct WarpRows {
   int32_t seen_start, seen_end;      // keys that some row of the warp may see
   int32_t shared_start, shared_end;  // keys that all rows see, unless the variant hides them
 
-  // For a variant without a window, or a caller that does not need it.
+  // For variants without a window, and for callers that do not need the window.
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const WorkItem& item, int32_t head_)
       : WarpRows(p, AttentionVariantBase(), item, head_) {}
   template <typename Variant>
@@ -103,10 +103,10 @@ __device__ __forceinline__ void transform_logits(Products<S>& s, const P& params
   }
 }
 
-// Hides keys outside of each row's range, for masks that are ranges.
+// Masks keys outside of each row's range. Serves masks that are ranges.
 template <typename S>
-__device__ __forceinline__ void hide_outside_ranges(Products<S>& s, const WarpRows<S>& warp, int32_t tile_start,
-                                                    float hidden) {
+__device__ __forceinline__ void mask_outside_ranges(Products<S>& s, const WarpRows<S>& warp, int32_t tile_start,
+                                                    float masked_value) {
 #pragma unroll
   for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
@@ -118,15 +118,15 @@ __device__ __forceinline__ void hide_outside_ranges(Products<S>& s, const WarpRo
 #pragma unroll
         for (int i = 2 * half; i < 2 * half + 2; ++i) {
           const int32_t key = warp.key(tile_start, n, i);
-          s[m][n][i] = key >= start && key < end ? s[m][n][i] : hidden;
+          s[m][n][i] = key >= start && key < end ? s[m][n][i] : masked_value;
         }
       }
     }
   }
 }
 
-// Sets bits from number `bit` on for the visible elements of row number `part` of this lane. The loop is not
-// unrolled, because masks are much code.
+// Sets one bit per visible element of row number `part` of this lane, from bit number `bit` on. The loop is not
+// unrolled, because the code of masks is long.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, const P& params, const Variant& variant,
                                              const WarpRows<S>& warp, int32_t tile_start) {
@@ -142,11 +142,11 @@ __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, 
   }
 }
 
-// Hides element by element, from one word with a bit per element. If one word is too short, each row has its
-// own: e4m3 tiles of 160 keys have 80 elements per lane.
+// Masks element by element, by one word with a bit per element. If one word is too short, each row has a word of
+// its own: e4m3 tiles of 160 keys have 80 elements per lane.
 template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void hide_elements(Products<S>& s, const P& params, const Variant& variant,
-                                              const WarpRows<S>& warp, int32_t tile_start, float hidden) {
+__device__ __forceinline__ void mask_elements(Products<S>& s, const P& params, const Variant& variant,
+                                              const WarpRows<S>& warp, int32_t tile_start, float masked_value) {
   constexpr int kRowBits = 2 * S::kNKeys, kRows = 2 * S::kM;
   constexpr bool kOneWord = kRows * kRowBits <= 64;
   static_assert(kRowBits <= 64, "a word has a bit for each element of a row");
@@ -167,24 +167,24 @@ __device__ __forceinline__ void hide_elements(Products<S>& s, const P& params, c
       for (int i = 0; i < 4; ++i) {
         const int part = 2 * m + i / 2, bit = 2 * n + i % 2;
         const bool visible = kOneWord ? seen[0] >> (part * kRowBits + bit) & 1 : seen[kOneWord ? 0 : part] >> bit & 1;
-        s[m][n][i] = visible ? s[m][n][i] : hidden;
+        s[m][n][i] = visible ? s[m][n][i] : masked_value;
       }
     }
   }
 }
 
 template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void hide(Products<S>& s, const P& params, const Variant& variant, const WarpRows<S>& warp,
-                                     int32_t tile_start) {
-  const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
+__device__ __forceinline__ void mask_tile(Products<S>& s, const P& params, const Variant& variant,
+                                          const WarpRows<S>& warp, int32_t tile_start) {
+  const float masked_value = Variant::use_softmax ? -math::inf : 0.0f;
   if constexpr (Variant::masks_logits) {
-    hide_elements<Variant, S>(s, params, variant, warp, tile_start, hidden);
+    mask_elements<Variant, S>(s, params, variant, warp, tile_start, masked_value);
   } else {
     if (tile_start >= warp.shared_start && tile_start + S::kKeys <= warp.shared_end) return;
     if (warp.mask.mode == MaskMode::kNone || warp.mask.mode == MaskMode::kCausal) {
-      hide_outside_ranges<S>(s, warp, tile_start, hidden);
+      mask_outside_ranges<S>(s, warp, tile_start, masked_value);
     } else {
-      hide_elements<Variant, S>(s, params, variant, warp, tile_start, hidden);
+      mask_elements<Variant, S>(s, params, variant, warp, tile_start, masked_value);
     }
   }
 }
@@ -228,30 +228,30 @@ struct OnlineSoftmax {
 
   // Replaces S by P. Rescales `o`, the sum of earlier tiles, if row_max is raised.
   __device__ __forceinline__ void exponentiate(Products<S>& s, Outputs<S>& o) {
-    float top[S::kM][2];
+    float tile_max[S::kM][2];
     bool higher = false;
 #pragma unroll
     for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        top[m][half] = -math::inf;
+        tile_max[m][half] = -math::inf;
 #pragma unroll
         for (int n = 0; n < S::kNKeys; ++n)
-          top[m][half] = fmaxf(top[m][half], fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-        higher = higher || (top[m][half] - row_max[m][half]) * scale > kSlack;
+          tile_max[m][half] = fmaxf(tile_max[m][half], fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+        higher = higher || (tile_max[m][half] - row_max[m][half]) * scale > kSlack;
       }
     }
-    if (__any_sync(kAllLanes, higher)) update_max(top, o);
+    if (__any_sync(kAllLanes, higher)) update_max(tile_max, o);
 #pragma unroll
     for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float below = base(m, half);
+        const float offset = base(m, half);
 #pragma unroll
         for (int n = 0; n < S::kNKeys; ++n) {
 #pragma unroll
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            s[m][n][i] = math::ptx_exp2(fmaf(s[m][n][i], scale, -below));
+            s[m][n][i] = math::ptx_exp2(fmaf(s[m][n][i], scale, -offset));
             sum[m][half] += s[m][n][i];
           }
         }
@@ -260,12 +260,12 @@ struct OnlineSoftmax {
   }
 
  private:
-  __device__ __forceinline__ void update_max(const float (&top)[S::kM][2], Outputs<S>& o) {
+  __device__ __forceinline__ void update_max(const float (&tile_max)[S::kM][2], Outputs<S>& o) {
 #pragma unroll
     for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float old = row_max[m][half], now = fmaxf(old, quad_max(top[m][half]));
+        const float old = row_max[m][half], now = fmaxf(old, quad_max(tile_max[m][half]));
         const float factor = now == old ? 1.0f : math::ptx_exp2((old - now) * scale);
         row_max[m][half] = now, sum[m][half] *= factor;
 #pragma unroll

@@ -1,10 +1,10 @@
-// Merges in the kernel that computes the partial states. Each CTA that has written one takes a ticket of its
-// tile and KV head. The CTA with the last ticket finds all partial states in the L2 cache and merges them.
-// That saves the launch of a merge kernel, and the wait for all CTAs of this one.
+// Merges in the kernel that computes the partial states. A CTA that has written its partial state takes a ticket
+// of its tile and KV head. The CTA with the last ticket merges all partial states, which are in the L2 cache.
+// That saves the launch of a merge kernel, and the wait until all CTAs of this kernel have ended.
 //
-// Tickets follow the lists of a plan and are 0 when copied to the device. The last CTA resets the counter to
-// 0, so that a graph may be replayed. Partial states are merged in the order of their slots, whichever CTA is
-// last: results have equal bits in every run.
+// The ticket counters are stored after the lists of a plan, and are 0 when they are copied to the device. The last CTA
+// resets the counter to 0, so that a graph may be replayed. Partial states are merged in the order of their slots,
+// whichever CTA is last: results have equal bits in every run.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +38,9 @@ __device__ __forceinline__ void merge_tile(const P& params, const MergeItem& ite
   for (int i = threadIdx.x; i < min(rows, params.slot_rows) * kColumns; i += kThreads) {
     MergeRow row;
     if (!row.find(params, item, first + i / kColumns)) continue;
-    PartialState<Variant::use_softmax> all;
-    add_states<Types::HEAD_DIM_VO, kAtOnce>(params, row, 0, 1, i % kColumns, all);
-    write_merged<Variant, Types>(params, row, i % kColumns, all);
+    PartialState<Variant::use_softmax> merged;
+    add_states<Types::HEAD_DIM_VO, kAtOnce>(params, row, 0, 1, i % kColumns, merged);
+    write_merged<Variant, Types>(params, row, i % kColumns, merged);
   }
 }
 

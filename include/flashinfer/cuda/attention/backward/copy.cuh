@@ -35,7 +35,7 @@ template <typename S>
 struct BackwardColumns {
   using T = typename S::T;
   const PrefillBackwardParams& p;
-  const BackwardEntry& one;
+  const BackwardEntry& entry;
   int32_t head, begin, end;  // columns of the CTA; the head advances if columns are queries
   int32_t next;              // first column of the next stage
 
@@ -44,8 +44,8 @@ struct BackwardColumns {
 
   // Starts the copies of the next stage.
   __device__ __forceinline__ void load(uint32_t stage) {
-    const int32_t count = (S::kOfKeys ? one.qo_len : one.kv_len) - next;
-    const int64_t first = int64_t{S::kOfKeys ? one.qo_start : one.kv_start} + next;
+    const int32_t count = (S::kOfKeys ? entry.qo_len : entry.kv_len) - next;
+    const int64_t first = int64_t{S::kOfKeys ? entry.qo_start : entry.kv_start} + next;
     load_rows<T, S::kQKRow, S::kColumns, S::kThreads>(stage, qk(), first, head, count, p.head_dim_qk);
     load_rows<T, S::kVORow, S::kColumns, S::kThreads>(stage + S::kColumns * S::kQKRow, vo(), first, head, count,
                                                       p.head_dim_vo);

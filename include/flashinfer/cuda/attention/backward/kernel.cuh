@@ -20,7 +20,7 @@
 
 namespace flashinfer::cuda {
 
-// True if two stages fit on every GPU of these kernels. Then no code for one stage exists.
+// True if two stages fit on every GPU that the kernels support. The code for one stage is then left out.
 template <typename S>
 constexpr bool kTwoStages = S::shared_bytes(2) <= (163 << 10);
 
@@ -36,28 +36,28 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int32_t head = static_cast<int32_t>(blockIdx.x) % heads, rest = static_cast<int32_t>(blockIdx.x) / heads;
   const int32_t parts = S::kOfKeys ? p.splits : 1, part = rest % parts;
   int32_t tile = rest / parts;
-  const BackwardEntry& one = table.find(tile);
-  const BackwardMask mask(p, one);
+  const BackwardEntry& entry = table.find(tile);
+  const BackwardMask mask(p, entry);
   // With a causal mask, the first keys and the last queries have the most work. They come first.
-  const int32_t count = S::kOfKeys ? one.kv_len : one.qo_len;
+  const int32_t count = S::kOfKeys ? entry.kv_len : entry.qo_len;
   const int32_t row_start = (S::kOfKeys ? tile : (count + S::kRows - 1) / S::kRows - 1 - tile) * S::kRows;
 
-  BackwardColumns<S> columns{p, one, S::kOfKeys ? head * group : head / group, 0, 0, 0};
+  BackwardColumns<S> columns{p, entry, S::kOfKeys ? head * group : head / group, 0, 0, 0};
   mask.template columns<S::kOfKeys>(row_start, min(row_start + S::kRows, count) - 1, columns.begin, columns.end);
   columns.begin = columns.begin / S::kColumns * S::kColumns;
-  const int32_t of_head = (columns.end - columns.begin + S::kColumns - 1) / S::kColumns;  // stages
-  const int64_t all = int64_t{of_head} * (S::kOfKeys ? group : 1);
-  int32_t left = static_cast<int32_t>(all * (part + 1) / parts - all * part / parts);
+  const int32_t stages_of_head = (columns.end - columns.begin + S::kColumns - 1) / S::kColumns;  // stages
+  const int64_t all_stages = int64_t{stages_of_head} * (S::kOfKeys ? group : 1);
+  int32_t stages_left = static_cast<int32_t>(all_stages * (part + 1) / parts - all_stages * part / parts);
   columns.next = columns.begin;
-  if (S::kOfKeys && left > 0) {
-    const int32_t skipped = static_cast<int32_t>(all * part / parts);
-    columns.head += skipped / of_head, columns.next += skipped % of_head * S::kColumns;
+  if (S::kOfKeys && stages_left > 0) {
+    const int32_t skipped = static_cast<int32_t>(all_stages * part / parts);
+    columns.head += skipped / stages_of_head, columns.next += skipped % stages_of_head * S::kColumns;
   }
 
   const uint32_t shared = ptx::shared_address(memory), ring = shared + S::kRowsBytes;
   BackwardWarp<S> warp(p, mask, shared, stages, row_start);
-  if (left > 0) {
-    const int64_t first = int64_t{S::kOfKeys ? one.kv_start : one.qo_start} + row_start;
+  if (stages_left > 0) {
+    const int64_t first = int64_t{S::kOfKeys ? entry.kv_start : entry.qo_start} + row_start;
     load_rows<T, S::kQKRow, S::kRows, S::kThreads>(shared, S::kOfKeys ? p.k : p.q, first, head, count - row_start,
                                                    p.head_dim_qk);
     load_rows<T, S::kVORow, S::kRows, S::kThreads>(shared + S::kRows * S::kQKRow, S::kOfKeys ? p.v : p.grad, first,
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int32_t row = row_start + 32 * warp.group + static_cast<int32_t>(threadIdx.x) % 32 / 4 + 8 * i;
-        const int64_t at = (int64_t{one.qo_start} + row) * p.num_qo_heads + head;
+        const int64_t at = (int64_t{entry.qo_start} + row) * p.num_qo_heads + head;
         warp.rows[i] = row < count ? rows_in_memory(p)[at] : BackwardRow{math::inf, 0};
       }
       if (p.alibi_slopes) warp.slope = p.alibi_slopes[head];
@@ -78,23 +78,23 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     return reinterpret_cast<const BackwardRow*>(memory + S::kRowsBytes + stage * S::kStageBytes + S::kTilesBytes);
   };
   const bool bias_or_cap = p.alibi_slopes != nullptr || p.logits_soft_cap > 0;
-  for (int stage = 0; left > 0; --left) {
+  for (int stage = 0; stages_left > 0; --stages_left) {
     const int32_t column = columns.next;
     if (S::kOfKeys && p.alibi_slopes) warp.slope = p.alibi_slopes[columns.head];
     ptx::cp_async_wait<0>();
     __syncthreads();
     const int next = stages == 2 ? 1 - stage : 0;
     columns.advance();
-    if (stages == 2 && left > 1) columns.load(ring + next * S::kStageBytes), ptx::cp_async_commit();
+    if (stages == 2 && stages_left > 1) columns.load(ring + next * S::kStageBytes), ptx::cp_async_commit();
     warp.columns(ring + stage * S::kStageBytes, rows_of(stage), column, bias_or_cap);
-    if (stages == 1 && left > 1) {
+    if (stages == 1 && stages_left > 1) {
       __syncthreads();
       columns.load(ring), ptx::cp_async_commit();
     }
     stage = next;
   }
-  wait_for_inputs();  // of the kernel before, so that this one does not end first; it reads nothing else of it
-  write_gradients<S>(p, one, warp, row_start + 32 * warp.group, head, part);
+  wait_for_inputs();  // this kernel must not end before the previous one, whose results it does not read
+  write_gradients<S>(p, entry, warp, row_start + 32 * warp.group, head, part);
 }
 
 }  // namespace flashinfer::cuda

@@ -23,26 +23,26 @@
 
 namespace flashinfer::cuda {
 
-// Returns the number of splits of the queries of a tile of keys, so that no CTA runs long after the others.
-// The CTAs of the queries' kernel start while these end.
+// Returns the number of splits of a tile's queries in the kernel of keys. With it, no CTA runs long after the
+// others. The CTAs of the kernel of queries start while the last CTAs run.
 template <typename S>
 int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   constexpr int64_t kMostBytes = int64_t{1} << 28;
   const int64_t heads = p.num_kv_heads, group = p.num_qo_heads / heads;
   const int64_t num_ctas = int64_t{device_info(where.device).num_sms} * S::kBlocks;
   int64_t tiles = 0, longest = 0, all = 0;
-  for (const BackwardEntry& one : backward_entries(p)) {
-    const BackwardMask mask(p, one);
-    for (int32_t row = 0; row < one.kv_len; row += S::kRows, ++tiles) {
+  for (const BackwardEntry& entry : backward_entries(p)) {
+    const BackwardMask mask(p, entry);
+    for (int32_t row = 0; row < entry.kv_len; row += S::kRows, ++tiles) {
       if (tiles * heads >= 4 * num_ctas) return 1;
       int32_t begin, end;
-      mask.columns<true>(row, std::min(row + S::kRows, one.kv_len) - 1, begin, end);
+      mask.columns<true>(row, std::min(row + S::kRows, entry.kv_len) - 1, begin, end);
       const int64_t steps = (end - begin + S::kColumns - 1) / S::kColumns * group;
       longest = std::max(longest, steps), all += steps * heads;
     }
   }
   const int64_t bytes = std::max<int64_t>(1, p.kv_tokens * heads * (p.head_dim_qk + p.head_dim_vo) * 4);
-  int32_t splits = 1;  // the queries' kernel has three products, this one four
+  int32_t splits = 1;  // the kernel of queries has three products, the kernel of keys four
   while (splits < 16 && 2 * splits * bytes <= kMostBytes && 4 * splits <= longest &&
          longest * num_ctas * 3 > all * splits * 5)
     splits *= 2;
@@ -83,13 +83,13 @@ int backward_stages(int device) {
   return stages;
 }
 
-// Launches one of the two kernels, one launch per table of requests. With PDL, all launches after the first
-// may start while the launch before them has no CTAs left to schedule.
+// Launches one of the two kernels, once per table of requests. With PDL, every launch but the first may start when
+// the previous launch has no CTAs left to schedule.
 template <typename S>
 void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where,
                      bool& first) {
   const int stages = backward_stages<S>(where.device);
-  const int64_t each = S::kOfKeys ? int64_t{p.num_kv_heads} * p.splits : p.num_qo_heads;
+  const int64_t ctas_per_tile = S::kOfKeys ? int64_t{p.num_kv_heads} * p.splits : p.num_qo_heads;
   for (size_t next = 0; next < entries.size();) {
     BackwardTable table{};
     int64_t tiles = 0;
@@ -101,10 +101,10 @@ void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardE
       tiles += (rows + S::kRows - 1) / S::kRows;
     }
     if (tiles == 0) continue;
-    if (tiles * each > INT32_MAX) throw std::runtime_error("prefill_backward: more than 2147483647 blocks");
-    const Launch how{where.stream, where.device, first ? 0 : where.pdl};
-    Kernel<prefill_backward_kernel<S>>::launch(dim3(static_cast<unsigned>(tiles * each)), dim3(S::kThreads),
-                                               S::shared_bytes(stages), how, p, table, stages);
+    if (tiles * ctas_per_tile > INT32_MAX) throw std::runtime_error("prefill_backward: more than 2147483647 blocks");
+    const Launch kernel_launch{where.stream, where.device, first ? 0 : where.pdl};
+    Kernel<prefill_backward_kernel<S>>::launch(dim3(static_cast<unsigned>(tiles * ctas_per_tile)), dim3(S::kThreads),
+                                               S::shared_bytes(stages), kernel_launch, p, table, stages);
     first = false;
   }
 }
@@ -122,7 +122,7 @@ void prefill_backward(PrefillBackwardParams p, const Launch& where) {
   launch_backward<typename Shapes::Keys>(p, entries, where, first);
   using Few = typename Shapes::FewQueries;
   int64_t rows = 0;
-  for (const BackwardEntry& one : entries) rows += (one.qo_len + Few::kRows - 1) / Few::kRows * Few::kRows;
+  for (const BackwardEntry& entry : entries) rows += (entry.qo_len + Few::kRows - 1) / Few::kRows * Few::kRows;
   if (rows / Few::kRows * p.num_qo_heads <= int64_t{device_info(where.device).num_sms} * Few::kBlocks) {
     launch_backward<Few>(p, entries, where, first);
   } else {

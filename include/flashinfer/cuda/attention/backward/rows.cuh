@@ -61,20 +61,21 @@ __global__ void prefill_backward_sum_kernel(const __grid_constant__ PrefillBackw
   const int32_t chunk = static_cast<int32_t>(i % chunks) * 8, head = static_cast<int32_t>(row % p.num_kv_heads);
   float sums[8] = {};
   for (int part = 0; part < p.splits; ++part) {
-    float more[8];
-    load_vec<float, 8>(sums_of(p, part).template at<const float>(row / p.num_kv_heads, head) + chunk).to_floats(more);
+    float partial[8];
+    load_vec<float, 8>(sums_of(p, part).template at<const float>(row / p.num_kv_heads, head) + chunk)
+        .to_floats(partial);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) sums[j] += more[j];
+    for (int j = 0; j < 8; ++j) sums[j] += partial[j];
   }
-  const bool of_k = chunk < p.head_dim_qk;
-  T* to = (of_k ? p.dk : p.dv).template at<T>(row / p.num_kv_heads, head) + chunk - (of_k ? 0 : p.head_dim_qk);
+  const bool is_dk = chunk < p.head_dim_qk;
+  T* to = (is_dk ? p.dk : p.dv).template at<T>(row / p.num_kv_heads, head) + chunk - (is_dk ? 0 : p.head_dim_qk);
   *reinterpret_cast<Vec<T, 8>*>(to) = Vec<T, 8>::from_floats(sums);
 }
 
 template <typename T>
 void launch_sums(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where) {
   int64_t tokens = 0;
-  for (const BackwardEntry& one : entries) tokens += one.kv_len;
+  for (const BackwardEntry& entry : entries) tokens += entry.kv_len;
   const int64_t threads = tokens * p.num_kv_heads * ((p.head_dim_qk + p.head_dim_vo) / 8);
   launch(prefill_backward_sum_kernel<T>, dim3(static_cast<unsigned>((threads + 255) / 256)), dim3(256),
          Launch{where.stream, where.device, 0}, p, tokens);

@@ -46,9 +46,9 @@ struct BackwardShape {
   }
 };
 
-// A warp of keys can hold 32 rows of 64 columns of two gradients, a warp of queries twice as many of one. Two
-// CTAs per multiprocessor are faster than one of twice the size. FewQueries: used if Queries would leave half
-// of the multiprocessors idle.
+// A warp's registers hold 32 rows and 64 columns of both gradients of keys, or 128 columns of the one gradient of
+// queries. Two CTAs per multiprocessor are faster than one of twice the size. FewQueries: used if Queries would leave
+// half of the multiprocessors idle.
 template <typename T, int kQK, int kVO>
 struct BackwardShapes;
 template <typename T>
@@ -97,17 +97,17 @@ struct BackwardTable {
   }
 };
 
-// The keys that a query sees: those `ahead` of its own position by -left to right, both included. Positions
-// are aligned at the end: the last query has the position of the last key.
+// The mask of a request. A query sees the keys from `left` positions before its own to `right` positions after it,
+// both included. Positions are aligned at the end: the last query has the position of the last key.
 struct BackwardMask {
   int32_t qo_len, kv_len, left, right;
   const uint8_t* bits;  // of the request; null: none
 
-  FLASHINFER_HD BackwardMask(const PrefillBackwardParams& p, const BackwardEntry& one)
-      : qo_len(one.qo_len), kv_len(one.kv_len), left(qo_len + kv_len), right(qo_len + kv_len), bits(nullptr) {
+  FLASHINFER_HD BackwardMask(const PrefillBackwardParams& p, const BackwardEntry& entry)
+      : qo_len(entry.qo_len), kv_len(entry.kv_len), left(qo_len + kv_len), right(qo_len + kv_len), bits(nullptr) {
     if (p.window_left >= 0 && p.window_left < left) left = p.window_left;
     if (p.mask_mode == MaskMode::kCausal) right = 0;
-    if (p.mask_mode == MaskMode::kCustom) bits = p.custom_mask + one.mask_start;
+    if (p.mask_mode == MaskMode::kCustom) bits = p.custom_mask + entry.mask_start;
   }
 
   FLASHINFER_HD int32_t ahead(int32_t query, int32_t key) const { return key - query - (kv_len - qo_len); }

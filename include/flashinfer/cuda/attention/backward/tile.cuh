@@ -1,4 +1,4 @@
-// A warp's part of attention's gradients: P again, dS, and the products with both.
+// A warp's part of attention's gradients: recomputes P, computes dS, and multiplies with both.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace flashinfer::cuda {
 
-// c = products of 32 rows with as many others as it has columns. kLeft and kRight are added to the addresses.
-// Tiles whose rows have one length share a lane's address pattern.
+// c = products of 32 left rows with kColumns right rows. kLeft and kRight are added to the addresses: tiles with
+// equal row lengths share a lane's address pattern.
 template <typename T, int kLeft, int kRight, int kBytes, int kColumns>
 __device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const LeftRows<kBytes>& left,
                                          const RightRows<kBytes>& right) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const Lef
   }
 }
 
-// sums += weights times kN rows, of which this warp has the chunks from first_chunk on.
+// sums += weights times kN rows. The warp's columns start at chunk first_chunk of a row.
 template <typename T, int kOffset, int kBytes, int kN, int kColumns>
 __device__ __forceinline__ void add(Accumulator<32, kColumns>& sums, const LeftOperand<32, kN>& weights,
                                     const SummedRows<kBytes>& rows, int first_chunk) {
@@ -74,9 +74,9 @@ template <typename S>
 class BackwardWarp {
  public:
   using T = typename S::T;
-  Accumulator<32, 8 * S::kTilesQK> of_qk;                    // dK or dQ
-  Accumulator<32, S::kOfKeys ? 8 * S::kTilesVO : 16> of_vo;  // dV
-  BackwardRow rows[S::kOfKeys ? 1 : 4];                      // of a lane, if rows are queries
+  Accumulator<32, 8 * S::kTilesQK> grad_qk;                    // dK or dQ
+  Accumulator<32, S::kOfKeys ? 8 * S::kTilesVO : 16> grad_vo;  // dV
+  BackwardRow rows[S::kOfKeys ? 1 : 4];                        // of a lane, if rows are queries
   const int group, split;
   float slope = 0;  // ALiBi's slope of the query head
 
@@ -90,8 +90,8 @@ class BackwardWarp {
         vo_(shared + S::kRows * S::kQKRow, 32 * group),
         exchange_(shared + S::kRowsBytes + stages * S::kStageBytes + group * 32 * S::kExchangeRow),
         row_(row_start + 32 * group) {
-    of_qk.clear();
-    of_vo.clear();
+    grad_qk.clear();
+    grad_vo.clear();
   }
 
   // Computes a stage of columns. Its first column is number `column` of the request.
@@ -101,46 +101,46 @@ class BackwardWarp {
     for (int step = 0; step < S::kColumns; step += S::kStep) {
       if (!sees_any(column + step)) continue;
       const int own = step + split * S::kN;  // first column of this warp's logits
-      Products s, of_s;
+      Products s, dp;
       const RightRows<S::kQKRow> right(stage, own);
       multiply<T, 0, 0>(s, qk_, right);
-      if constexpr (kAlike) {
-        multiply<T, S::kRows * S::kQKRow, S::kColumns * S::kQKRow>(of_s, qk_, right);
+      if constexpr (kSameRows) {
+        multiply<T, S::kRows * S::kQKRow, S::kColumns * S::kQKRow>(dp, qk_, right);
       } else {
-        multiply<T, 0, 0>(of_s, vo_, RightRows<S::kVORow>(stage + S::kColumns * S::kQKRow, own));
+        multiply<T, 0, 0>(dp, vo_, RightRows<S::kVORow>(stage + S::kColumns * S::kQKRow, own));
       }
-      Weights weights, of_logits;
+      Weights weights, ds;
       const BackwardRow* at = rows_of_stage + own + 2 * lane() % 8;
       if (bias_or_cap) {
-        recompute_p<true, true>(s, of_s, weights, of_logits, at, column + own);
+        recompute_p<true, true>(s, dp, weights, ds, at, column + own);
       } else if (sees_all(column + own)) {
-        recompute_p<false, false>(s, of_s, weights, of_logits, at, column + own);
+        recompute_p<false, false>(s, dp, weights, ds, at, column + own);
       } else {
-        recompute_p<false, true>(s, of_s, weights, of_logits, at, column + own);
+        recompute_p<false, true>(s, dp, weights, ds, at, column + own);
       }
       if constexpr (S::kSplit > 1) {
-        if constexpr (S::kOfKeys) put(weights, 0);
-        put(of_logits, 1);
+        if constexpr (S::kOfKeys) store_exchange(weights, 0);
+        store_exchange(ds, 1);
       }
 
       const SummedRows<S::kQKRow> qk(stage, step);
-      const SummedRows<S::kVORow> vo(kAlike ? stage : stage + S::kColumns * S::kQKRow, step);
-      add_all(weights, of_logits, qk, vo, split);
+      const SummedRows<S::kVORow> vo(kSameRows ? stage : stage + S::kColumns * S::kQKRow, step);
+      add_all(weights, ds, qk, vo, split);
       if constexpr (S::kSplit > 1) {
         ptx::named_barrier<32 * S::kSplit>(1 + group);
 #pragma unroll
         for (int other = 1; other < S::kSplit; ++other) {
           const int part = (split + other) % S::kSplit;
-          if constexpr (S::kOfKeys) get(weights, 0, part);
-          get(of_logits, 1, part);
-          add_all(weights, of_logits, qk, vo, part);
+          if constexpr (S::kOfKeys) load_exchange(weights, 0, part);
+          load_exchange(ds, 1, part);
+          add_all(weights, ds, qk, vo, part);
         }
       }
     }
   }
 
  private:
-  static constexpr bool kAlike = S::kQKRow == S::kVORow;  // rows of queries and of values share their addresses
+  static constexpr bool kSameRows = S::kQKRow == S::kVORow;  // rows of queries and of values share their addresses
   using Products = Accumulator<32, S::kN>;
   using Weights = LeftOperand<32, S::kN>;
 
@@ -167,9 +167,8 @@ class BackwardWarp {
 
   // Replaces Q K^T by P, and dO V^T by dS.
   template <bool kBiasOrCap, bool kMasked>
-  __device__ __forceinline__ void recompute_p(const Products& s, const Products& of_s, Weights& weights,
-                                              Weights& of_logits, const BackwardRow* rows_of_columns,
-                                              int32_t column) const {
+  __device__ __forceinline__ void recompute_p(const Products& s, const Products& dp, Weights& weights, Weights& ds,
+                                              const BackwardRow* rows_of_columns, int32_t column) const {
     const int32_t row0 = row_ + lane() / 4, column0 = column + 2 * (lane() % 4);
     const int32_t ahead0 = ahead(row0, column0), most = mask_.right - ahead0, least = -mask_.left - ahead0;
     const float scale = p_.sm_scale * math::log2e;
@@ -178,31 +177,32 @@ class BackwardWarp {
     if (kMasked && mask_.bits) bits = custom_bits(column);
 #pragma unroll
     for (int n = 0; n < S::kN / 8; ++n) {
-      float4 two{0, 0, 0, 0};  // two BackwardRows
-      if constexpr (S::kOfKeys) two = *reinterpret_cast<const float4*>(rows_of_columns + 8 * n);
+      float4 two_rows{0, 0, 0, 0};  // two BackwardRows
+      if constexpr (S::kOfKeys) two_rows = *reinterpret_cast<const float4*>(rows_of_columns + 8 * n);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
-        float weight[4], of_logit[4];
+        float weight[4], ds_values[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float from = S::kOfKeys ? (i % 2 ? two.z : two.x) : rows[2 * m + i / 2].lse;
-          const float less = S::kOfKeys ? (i % 2 ? two.w : two.y) : rows[2 * m + i / 2].delta;
-          const int row = 16 * m + i / 2 * 8, col = 8 * n + i % 2, by = S::kOfKeys ? row - col : col - row;
+          const float lse = S::kOfKeys ? (i % 2 ? two_rows.z : two_rows.x) : rows[2 * m + i / 2].lse;
+          const float delta = S::kOfKeys ? (i % 2 ? two_rows.w : two_rows.y) : rows[2 * m + i / 2].delta;
+          const int row = 16 * m + i / 2 * 8, col = 8 * n + i % 2, distance = S::kOfKeys ? row - col : col - row;
           float d_cap = 1;
-          const float x = kBiasOrCap ? logits(s[m][n][i], ahead0 + by, d_cap) - from : s[m][n][i] * scale - from;
+          const float x = kBiasOrCap ? logits(s[m][n][i], ahead0 + distance, d_cap) - lse : s[m][n][i] * scale - lse;
           weight[i] = math::ptx_exp2(x);
           if constexpr (kMasked) {
-            const bool there = column0 + col < (S::kOfKeys ? mask_.qo_len : mask_.kv_len);
-            const bool shown = by <= most && by >= least && there && (bits >> ((m * (S::kN / 8) + n) * 4 + i) & 1);
-            weight[i] = shown ? weight[i] : 0.0f;
+            const bool exists = column0 + col < (S::kOfKeys ? mask_.qo_len : mask_.kv_len);
+            const bool visible =
+                distance <= most && distance >= least && exists && (bits >> ((m * (S::kN / 8) + n) * 4 + i) & 1);
+            weight[i] = visible ? weight[i] : 0.0f;
           }
-          of_logit[i] = (kBiasOrCap ? weight[i] * d_cap : weight[i]) * (of_s[m][n][i] - less);
+          ds_values[i] = (kBiasOrCap ? weight[i] * d_cap : weight[i]) * (dp[m][n][i] - delta);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = n % 2 * 2 + half;
           if constexpr (S::kOfKeys) weights[n / 2][m][at] = pack<T>(weight[2 * half], weight[2 * half + 1]);
-          of_logits[n / 2][m][at] = pack<T>(of_logit[2 * half], of_logit[2 * half + 1]);
+          ds[n / 2][m][at] = pack<T>(ds_values[2 * half], ds_values[2 * half + 1]);
         }
       }
     }
@@ -233,10 +233,10 @@ class BackwardWarp {
       for (int n = 0; n < S::kN / 8; ++n) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const uint32_t of_query = __shfl_sync(~0u, seen, 8 * n + 2 * (lane() % 4) + j) >> lane() / 4;
+          const uint32_t query_bits = __shfl_sync(~0u, seen, 8 * n + 2 * (lane() % 4) + j) >> lane() / 4;
 #pragma unroll
           for (int i = 0; i < 4; ++i)  // keys eight apart
-            bits |= static_cast<Bits>(of_query >> 8 * i & 1) << ((i / 2 * (S::kN / 8) + n) * 4 + i % 2 * 2 + j);
+            bits |= static_cast<Bits>(query_bits >> 8 * i & 1) << ((i / 2 * (S::kN / 8) + n) * 4 + i % 2 * 2 + j);
         }
       }
     } else {
@@ -245,28 +245,29 @@ class BackwardWarp {
         const uint32_t seen = seen_keys(row_ + lane(), column + start);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // queries eight apart
-          const uint32_t of_query = __shfl_sync(~0u, seen, 8 * i + lane() / 4) >> 2 * (lane() % 4);
+          const uint32_t query_bits = __shfl_sync(~0u, seen, 8 * i + lane() / 4) >> 2 * (lane() % 4);
 #pragma unroll
           for (int n = 0; n < 4 && start + 8 * n < S::kN; ++n)
-            bits |= static_cast<Bits>(of_query >> 8 * n & 3) << ((i / 2 * (S::kN / 8) + start / 8 + n) * 4 + i % 2 * 2);
+            bits |= static_cast<Bits>(query_bits >> 8 * n & 3)
+                    << ((i / 2 * (S::kN / 8) + start / 8 + n) * 4 + i % 2 * 2);
         }
       }
     }
     return bits;
   }
 
-  __device__ __forceinline__ void add_all(const Weights& weights, const Weights& of_logits,
-                                          const SummedRows<S::kQKRow>& qk, const SummedRows<S::kVORow>& vo, int part) {
+  __device__ __forceinline__ void add_all(const Weights& weights, const Weights& ds, const SummedRows<S::kQKRow>& qk,
+                                          const SummedRows<S::kVORow>& vo, int part) {
     if constexpr (S::kOfKeys)
-      add<T, kAlike ? S::kColumns * S::kQKRow : 0>(of_vo, weights, vo.below(part * S::kN), split * S::kTilesVO);
-    add<T, 0>(of_qk, of_logits, qk.below(part * S::kN), split * S::kTilesQK);
+      add<T, kSameRows ? S::kColumns * S::kQKRow : 0>(grad_vo, weights, vo.below(part * S::kN), split * S::kTilesVO);
+    add<T, 0>(grad_qk, ds, qk.below(part * S::kN), split * S::kTilesQK);
   }
 
   // Address of the exchange between the warps of the same rows: P, then dS if the rows are keys.
   __device__ __forceinline__ uint32_t exchange(int which) const {
     return exchange_ + (S::kOfKeys ? which * S::kExchangeBytes : 0);
   }
-  __device__ __forceinline__ void put(const Weights& weights, int which) const {
+  __device__ __forceinline__ void store_exchange(const Weights& weights, int which) const {
     using Rows = Swizzle<S::kExchangeRow>;
     const uint32_t rows = Rows::row(exchange(which), lane() / 4) + lane() % 4 * 4;
 #pragma unroll
@@ -280,7 +281,7 @@ class BackwardWarp {
       }
     }
   }
-  __device__ __forceinline__ void get(Weights& weights, int which, int part) const {
+  __device__ __forceinline__ void load_exchange(Weights& weights, int which, int part) const {
     const LeftRows<S::kExchangeRow> rows(exchange(which), 0);
 #pragma unroll
     for (int step = 0; step < S::kN / 16; ++step) {

@@ -39,22 +39,22 @@ __device__ __forceinline__ void write_rows(const HeadRows& to, int64_t token, in
 }
 
 template <typename S>
-__device__ __forceinline__ void write_gradients(const PrefillBackwardParams& p, const BackwardEntry& one,
+__device__ __forceinline__ void write_gradients(const PrefillBackwardParams& p, const BackwardEntry& entry,
                                                 const BackwardWarp<S>& warp, int32_t row, int32_t head, int32_t part) {
   using T = typename S::T;
-  const int64_t token = int64_t{S::kOfKeys ? one.kv_start : one.qo_start} + row;
-  const int32_t rows = (S::kOfKeys ? one.kv_len : one.qo_len) - row;
+  const int64_t token = int64_t{S::kOfKeys ? entry.kv_start : entry.qo_start} + row;
+  const int32_t rows = (S::kOfKeys ? entry.kv_len : entry.qo_len) - row;
   const int qk = warp.split * S::kTilesQK * 8, vo = warp.split * S::kTilesVO * 8;
   if constexpr (!S::kOfKeys) {
-    write_rows<T>(p.dq, token, head, rows, p.head_dim_qk, qk, warp.of_qk, p.sm_scale);
+    write_rows<T>(p.dq, token, head, rows, p.head_dim_qk, qk, warp.grad_qk, p.sm_scale);
   } else if (p.splits == 1) {
-    write_rows<T>(p.dk, token, head, rows, p.head_dim_qk, qk, warp.of_qk, p.sm_scale);
-    write_rows<T>(p.dv, token, head, rows, p.head_dim_vo, vo, warp.of_vo, 1.0f);
+    write_rows<T>(p.dk, token, head, rows, p.head_dim_qk, qk, warp.grad_qk, p.sm_scale);
+    write_rows<T>(p.dv, token, head, rows, p.head_dim_vo, vo, warp.grad_vo, 1.0f);
   } else {
     HeadRows to = sums_of(p, part);
-    write_rows<float>(to, token, head, rows, p.head_dim_qk, qk, warp.of_qk, p.sm_scale);
+    write_rows<float>(to, token, head, rows, p.head_dim_qk, qk, warp.grad_qk, p.sm_scale);
     to.data = static_cast<float*>(to.data) + p.head_dim_qk;
-    write_rows<float>(to, token, head, rows, p.head_dim_vo, vo, warp.of_vo, 1.0f);
+    write_rows<float>(to, token, head, rows, p.head_dim_vo, vo, warp.grad_vo, 1.0f);
   }
 }
 

@@ -15,21 +15,21 @@
 
 namespace flashinfer::cuda {
 
-// The stages and resident CTAs of an instance on a device.
+// Launch properties of an instance on a device.
 struct Residency {
-  int stages = 0, ctas = 0;  // ctas: resident on all multiprocessors together; 0: a tile does not fit
+  int stages = 0, ctas = 0;  // stages per CTA; CTAs resident on all multiprocessors, 0 if a tile does not fit
 };
 
 // Returns the most stages that leave room for S::kBlocks CTAs per multiprocessor.
 template <auto kKernel, typename S>
 Residency find_residency(int device) {
-  const int most = device_info(device).shared_bytes;
-  const int all = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  const int cta_limit = device_info(device).shared_bytes;
+  const int sm_limit = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
   int stages = S::kMaxStages;
-  while (stages > S::kMinStages && (S::shared_bytes(stages) + reserved) * S::kBlocks > all) --stages;
+  while (stages > S::kMinStages && (S::shared_bytes(stages) + reserved) * S::kBlocks > sm_limit) --stages;
   const int bytes = S::shared_bytes(stages);
-  if (bytes > most) return {};
+  if (bytes > cta_limit) return {};
   Kernel<kKernel>::prefer_shared_memory();
   return {stages, Kernel<kKernel>::resident_ctas(device, S::kThreads, bytes)};
 }
@@ -45,11 +45,12 @@ template <typename Variant, typename S, typename P>
 WorkLimits limits_of(int device) {
   constexpr int kStep = S::kKeys * S::kKeyWarps;
   const int ctas = residency<attention_kernel<Variant, S, P>, S>(device).ctas;
-  return {S::kRows, ctas, std::max(256, 2 * kStep), kStep, 0, 0, kWholeKeys};
+  return {S::kRows, ctas, std::max(256, 2 * kStep), kStep, 0, 0, kUnsplitKeys};
 }
 
-// Returns the number of KV heads that go through the items together. All of them, so that the longest items
-// come first. One request's long keys are read head by head, as many as an L2 cache of 32 MiB holds.
+// Returns the number of KV heads whose items are processed together. With a plan or a small tile, these are
+// all heads, so that the longest items come first. Otherwise they are as many as have keys and values that fit into an
+// L2 cache of 32 MiB.
 template <typename S, typename P>
 int heads_together(const P& params) {
   constexpr int64_t kCacheBytes = 32 << 20;
@@ -62,23 +63,23 @@ int heads_together(const P& params) {
 
 // Returns one CTA per item and KV head.
 template <typename P>
-unsigned ctas_of(const P& params, const Residency& how) {
-  if (how.ctas == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
+unsigned ctas_of(const P& params, const Residency& resident) {
+  if (resident.ctas == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
   const int64_t items = params.items ? params.max_items : params.num_items();
   const int64_t ctas = items * params.num_kv_heads;
   if (ctas > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
   return static_cast<unsigned>(ctas);
 }
 
-// Launches the tile kernel, and the merges if there can be any. kTickets: it merges the splits of a plan
-// itself.
+// Launches the attention kernel, then the merge kernel if there can be merges. kTickets: the attention kernel
+// merges the splits of a plan itself.
 template <typename Variant, typename S, typename P, bool kTickets = false>
 void launch_attention(const P& params, const Launch& where) {
-  const Residency& how = residency<attention_kernel<Variant, S, P, kTickets>, S>(where.device);
-  const unsigned ctas = ctas_of(params, how);
-  Kernel<attention_kernel<Variant, S, P, kTickets>>::launch(dim3(ctas), dim3(S::kThreads), S::shared_bytes(how.stages),
-                                                            where, with_tracks(params, ctas, S::kThreads), how.stages,
-                                                            heads_together<S>(params));
+  const Residency& resident = residency<attention_kernel<Variant, S, P, kTickets>, S>(where.device);
+  const unsigned ctas = ctas_of(params, resident);
+  Kernel<attention_kernel<Variant, S, P, kTickets>>::launch(
+      dim3(ctas), dim3(S::kThreads), S::shared_bytes(resident.stages), where, with_tracks(params, ctas, S::kThreads),
+      resident.stages, heads_together<S>(params));
   if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 

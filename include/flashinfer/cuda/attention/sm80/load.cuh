@@ -18,7 +18,7 @@ constexpr bool kDebug = true;
 constexpr bool kDebug = false;
 #endif
 
-// The keys of an item for one head, and a group's tiles of them. The rows of a tile are looked up one tile
+// Loads a group's tiles of an item's keys and values, for one head. The rows of a tile are looked up one tile
 // before its copies start. The copies start one or more tiles before their use.
 template <typename S>
 struct KeyLoader {
@@ -111,10 +111,11 @@ struct KeyLoader {
     __trap();
   }
 
-  // The 16-byte chunks that a thread copies, of rows of kRow bytes: row(i), and its destination at(i).
+  // The 16-byte chunks of rows of kRow bytes that a thread copies. Chunk i is part of row(i) and goes to at(to, i).
   template <int kRow>
   struct Chunks {
-    static constexpr int kInRow = kRow / 16, kAll = kKeys * kInRow, kCount = (kAll + kThreads - 1) / kThreads;
+    static constexpr int kInRow = kRow / 16, kInTile = kKeys * kInRow;
+    static constexpr int kCount = (kInTile + kThreads - 1) / kThreads;
     static constexpr bool kSameColumn = kThreads % kInRow == 0;
     static constexpr int kStep = kSameColumn ? kThreads / kInRow : 1;
     int lane;
@@ -130,7 +131,9 @@ struct KeyLoader {
       return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
     }
     // Returns true if a thread has more than i chunks.
-    __device__ __forceinline__ bool has(int i) const { return kAll % kThreads == 0 || lane + i * kThreads < kAll; }
+    __device__ __forceinline__ bool has(int i) const {
+      return kInTile % kThreads == 0 || lane + i * kThreads < kInTile;
+    }
     // `to` is a multiple of 128.
     __device__ __forceinline__ uint32_t at(uint32_t to, int i) const {
       if constexpr (kSameColumn) {
@@ -143,18 +146,18 @@ struct KeyLoader {
     }
   };
 
-  template <bool kAll>
+  template <bool kFull>
   __device__ __forceinline__ void copy_tile(uint32_t to, const KeyRow* rows, int32_t left) const {
     if constexpr (S::kKRow == S::kVRow) {
-      copy_rows<kAll, S::kKRow, true, true>(to, rows, left);
+      copy_rows<kFull, S::kKRow, true, true>(to, rows, left);
     } else {
-      copy_rows<kAll, S::kKRow, true, false>(to, rows, left);
-      copy_rows<kAll, S::kVRow, false, true>(to, rows, left);
+      copy_rows<kFull, S::kKRow, true, false>(to, rows, left);
+      copy_rows<kFull, S::kVRow, false, true>(to, rows, left);
     }
   }
 
   // Copies rows of keys, of values, or of both if they have the same chunks.
-  template <bool kAll, int kRow, bool kKeyRows, bool kValueRows>
+  template <bool kFull, int kRow, bool kKeyRows, bool kValueRows>
   __device__ __forceinline__ void copy_rows(uint32_t to, const KeyRow* rows, int32_t left) const {
     constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;
     const Chunks<kRow> chunks(lane);
@@ -168,19 +171,19 @@ struct KeyLoader {
       for (int i = 0; i < kAtOnce; ++i) {
         if (!chunks.has(start + i)) continue;
         const int n = start + i, byte = chunks.column(n) * 16;
-        const bool wanted = chunks.row(n) < left;
-        if constexpr (kKeyRows) copy<kAll>(chunks.at(to, n), from[i].k + byte, wanted);
-        if constexpr (kValueRows) copy<kAll>(chunks.at(to + S::kKBytes, n), from[i].v + byte, wanted);
+        const bool in_range = chunks.row(n) < left;
+        if constexpr (kKeyRows) copy<kFull>(chunks.at(to, n), from[i].k + byte, in_range);
+        if constexpr (kValueRows) copy<kFull>(chunks.at(to + S::kKBytes, n), from[i].v + byte, in_range);
       }
     }
   }
 
-  template <bool kAll>
-  __device__ __forceinline__ static void copy(uint32_t to, const char* from, bool wanted) {
-    if constexpr (kAll) {
+  template <bool kFull>
+  __device__ __forceinline__ static void copy(uint32_t to, const char* from, bool in_range) {
+    if constexpr (kFull) {
       ptx::cp_async_16(to, from);
     } else {
-      ptx::cp_async_16(to, from, wanted);
+      ptx::cp_async_16(to, from, in_range);
     }
   }
 };

@@ -1,4 +1,4 @@
-// Prefill on CUDA: tiles with as many rows as requests have, as far as shared memory allows.
+// Prefill on CUDA: tiles have about as many rows as requests have, if shared memory allows.
 #pragma once
 
 #include <stdexcept>
@@ -8,8 +8,7 @@
 
 namespace flashinfer::cuda {
 
-// A tile of 256 output columns takes half of a thread's registers at 16 rows per warp. 128 columns do at 32
-// rows.
+// O takes half of a thread's registers: 256 columns at 16 rows per warp, or 128 columns at 32 rows.
 template <typename Types, bool kRope = Types::kRope>
 struct PrefillShapes {
   static constexpr bool kWide = Types::HEAD_DIM_VO > 128;
@@ -35,14 +34,14 @@ struct PrefillShapes<Types, true> {
 template <typename Variant, typename Types, typename P>
 WorkLimits prefill_limits(int64_t rows, int32_t tile_rows, int device) {
   using Shapes = PrefillShapes<Types>;
-  const int64_t wanted = tile_rows != 0 ? tile_rows : rows;
+  const int64_t wanted_rows = tile_rows != 0 ? tile_rows : rows;
   WorkLimits limits{};
-  if (wanted > Shapes::Large::kRows / 2) limits = limits_of<Variant, typename Shapes::Large, P>(device);
-  if (limits.places == 0 && wanted > Shapes::Small::kRows)
+  if (wanted_rows > Shapes::Large::kRows / 2) limits = limits_of<Variant, typename Shapes::Large, P>(device);
+  if (limits.places == 0 && wanted_rows > Shapes::Small::kRows)
     limits = limits_of<Variant, typename Shapes::Medium, P>(device);
   if (limits.places == 0) limits = limits_of<Variant, typename Shapes::Small, P>(device);
   if (limits.places == 0 || (tile_rows != 0 && limits.tile_rows != tile_rows))
-    throw std::runtime_error("prefill: no tile of " + std::to_string(wanted) + " rows fits into this GPU");
+    throw std::runtime_error("prefill: no tile of " + std::to_string(wanted_rows) + " rows fits into this GPU");
   return limits;
 }
 

@@ -1,4 +1,4 @@
-// Copies of queries to shared memory, transformed.
+// Loads queries, transforms them and stores them to shared memory.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace flashinfer::cuda {
 
 // Stores eight elements of a row of queries, from `first` on, in the order of the products.
 template <typename S>
-__device__ __forceinline__ void put_elements(uint8_t* to, int row, int first, const float (&x)[8]) {
+__device__ __forceinline__ void store_elements(uint8_t* to, int row, int first, const float (&x)[8]) {
   using T = typename S::DTypeQ;
   using Rows = Swizzle<S::kQRow>;
   if constexpr (S::kRope) {
     const uint32_t start = ptx::shared_address(to);
-    store_parts<S>(x, start, start + S::kQPart, row, first / 8, kQueryShare);
+    store_parts<S>(x, start, start + S::kQPart, row, first / 8, kQueryFactor);
   } else if constexpr (S::kFp8Keys) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -35,9 +35,9 @@ __device__ __forceinline__ void put_elements(uint8_t* to, int row, int first, co
 
 // Stores chunk `chunk` of a row of queries, and the chunk half a head further, transformed, to shared memory.
 template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void put_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
-                                            const Vec<typename S::DTypeQ, 8> (&in)[2], const PairTurns* turns,
-                                            int32_t position, float sign) {
+__device__ __forceinline__ void store_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
+                                              const Vec<typename S::DTypeQ, 8> (&in)[2], const PairTurns* turns,
+                                              int32_t position, float sign) {
   float a[8], b[8];
   in[0].to_floats(a), in[1].to_floats(b);
 #pragma unroll
@@ -52,8 +52,8 @@ __device__ __forceinline__ void put_queries(const P& params, const Variant& vari
     }
     a[i] *= sign, b[i] *= sign;
   }
-  put_elements<S>(to, row, chunk * 8, a);
-  put_elements<S>(to, row, chunk * 8 + S::kDQ / 2, b);
+  store_elements<S>(to, row, chunk * 8, a);
+  store_elements<S>(to, row, chunk * 8 + S::kDQ / 2, b);
 }
 
 // Loads the tile's rows of queries, times `sign`. Rows after the last are zeros.
@@ -61,11 +61,11 @@ template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void load_queries(const P& params, const Variant& variant, const WorkItem& item,
                                              int32_t head, uint8_t* to, const PairTurns* turns, float sign) {
   using V = Vec<typename S::DTypeQ, 8>;
-  constexpr bool kAsTheyAre = !S::kFp8 && !S::kRope && !Variant::transforms_query;
-  constexpr int kChunks = kAsTheyAre ? S::kDQ / 8 : S::kDQ / 16, kOther = S::kDQ / 2;
+  constexpr bool kUnchanged = !S::kFp8 && !S::kRope && !Variant::transforms_query;
+  constexpr int kChunks = kUnchanged ? S::kDQ / 8 : S::kDQ / 16, kOther = S::kDQ / 2;
   const int32_t group = static_cast<int32_t>(params.group.divisor), rows = item.qo_len * group;
   const uint32_t flip = sign < 0 ? 0x80008000u : 0;
-#pragma unroll kAsTheyAre ? 4 : 1
+#pragma unroll kUnchanged ? 4 : 1
   for (int i = threadIdx.x; i < S::kRows * kChunks; i += S::kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     uint32_t qo_idx, in_group;
@@ -73,16 +73,16 @@ __device__ __forceinline__ void load_queries(const P& params, const Variant& var
     const auto* from = static_cast<const typename S::DTypeQ*>(params.q) +
                        (item.qo_start + int64_t{qo_idx}) * params.q_row + (head * group + in_group) * params.q_head +
                        chunk * 8;
-    const bool wanted = item.row_start + row < rows;
-    if constexpr (kAsTheyAre) {
-      uint4 raw = wanted ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
+    const bool exists = item.row_start + row < rows;
+    if constexpr (kUnchanged) {
+      uint4 raw = exists ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
       raw.x ^= flip, raw.y ^= flip, raw.z ^= flip, raw.w ^= flip;
       *reinterpret_cast<uint4*>(to + Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), chunk)) = raw;
     } else {
       V in[2] = {};
-      if (wanted) in[0] = load_vec<typename S::DTypeQ, 8>(from), in[1] = load_vec<typename S::DTypeQ, 8>(from + kOther);
+      if (exists) in[0] = load_vec<typename S::DTypeQ, 8>(from), in[1] = load_vec<typename S::DTypeQ, 8>(from + kOther);
       const int32_t position = item.kv_len - item.qo_len + static_cast<int32_t>(qo_idx);
-      put_queries<Variant, S>(params, variant, to, row, chunk, in, turns, position, sign);
+      store_queries<Variant, S>(params, variant, to, row, chunk, in, turns, position, sign);
     }
   }
 }

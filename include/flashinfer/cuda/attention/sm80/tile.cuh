@@ -31,7 +31,7 @@ template <typename Variant, typename S, typename P>
 struct WarpTile {
   using T = typename S::DTypeQ;
   // Softmax also removes the factor 32/31 of rotated products (see rotation.cuh) if it scales them.
-  static constexpr bool kSharesInSoftmax = S::kRope && Variant::use_softmax && !Variant::transforms_logits;
+  static constexpr bool kFactorInSoftmax = S::kRope && Variant::use_softmax && !Variant::transforms_logits;
   const P& params;
   const Variant& variant;
   const WarpRows<S>& warp;
@@ -48,7 +48,7 @@ struct WarpTile {
         warp(w),
         turns(turns_),
         queries(shared, static_cast<int>(threadIdx.x) / 32 % S::kRowWarps * 16 * S::kM),
-        softmax(kSharesInSoftmax ? softmax_scale(v) * kFirstShare : softmax_scale(v)) {
+        softmax(kFactorInSoftmax ? softmax_scale(v) * kFirstFactor : softmax_scale(v)) {
     o.clear();
     if constexpr (S::kQueryInRegisters) {
 #pragma unroll
@@ -75,12 +75,12 @@ struct WarpTile {
     if constexpr (S::kRope) {
       multiply_keys(s, first_keys(stage, rotated), 0);
       multiply_keys(s, second_keys(rotated), S::kQPart);
-      if constexpr (!kSharesInSoftmax) s.scale(kFirstShare);
+      if constexpr (!kFactorInSoftmax) s.scale(kFirstFactor);
     } else {
       multiply_keys(s, stage, 0);
     }
     if constexpr (Variant::transforms_logits) transform_logits<Variant, S>(s, params, variant, warp, tile_start);
-    hide<Variant, S>(s, params, variant, warp, tile_start);
+    mask_tile<Variant, S>(s, params, variant, warp, tile_start);
     if constexpr (Variant::use_softmax) softmax.exponentiate(s, o);
     multiply_values(s, stage + S::kKBytes);
   }
@@ -150,21 +150,21 @@ __device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages)
   }
 }
 
-// Computes one tile and rotates another: the same one, or the next one if several warps share it. One of a
-// scheduler's two warps rotates while the tensor cores work for the other.
+// Computes one tile and rotates one. If several warps share a rotated tile, it is the next one: one of a
+// scheduler's two warps rotates it while the tensor cores work for the other. Otherwise it is the same tile.
 template <typename S, typename Tile>
 __device__ __forceinline__ void attend_rotated(const KeyLoader<S>& keys, Tile& tile, bool active, const Stages& stages,
                                                int number, int32_t tile_start) {
   const uint32_t stage = keys.ring + stages.current * S::kStageBytes;
-  if constexpr (S::kAhead) {
+  if constexpr (S::kRotatesAhead) {
     const uint32_t next_stage = keys.ring + stages.after() * S::kStageBytes;
     const uint32_t rotated = keys.rotated + number % 2 * S::kRotatedTile;
     const uint32_t next_rotated = keys.rotated + (number + 1) % 2 * S::kRotatedTile;
     const int32_t next_start = tile_start + keys.kStride;
-    const bool first = threadIdx.x / 128 % 2 == 0;
+    const bool attends_first = threadIdx.x / 128 % 2 == 0;
 #pragma unroll 1
-    for (int turn = 0; turn < 2; ++turn) {
-      if ((turn == 0) == first) {
+    for (int phase = 0; phase < 2; ++phase) {
+      if ((phase == 0) == attends_first) {
         if (active) tile.attend(stage, rotated, tile_start);
       } else if (next_start < keys.kv_end) {
         tile.rotate(keys, next_stage, next_rotated, next_start);
@@ -182,7 +182,7 @@ template <typename S, typename Tile, typename Track>
 __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int count,
                                            Track& profiler) {
   Stages stages(count);
-  if constexpr (S::kAhead) {
+  if constexpr (S::kRotatesAhead) {
     wait_for_copies(count - 2);
     keys.sync();
     if (keys.start < keys.kv_end) tile.rotate(keys, keys.ring, keys.rotated, keys.start);
@@ -198,21 +198,21 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
     if (next < keys.kv_end) keys.load(stages.before(), next);
     ptx::cp_async_commit();
     const int32_t key = next + keys.kStride + keys.lane;
-    const bool finds = keys.lane < S::kKeys;
-    const int32_t page = finds ? keys.page_of(key) : 0;
+    const bool looks_up = keys.lane < S::kKeys;
+    const int32_t page = looks_up ? keys.page_of(key) : 0;
     profiler.turn(Event::kAttend);
     if constexpr (S::kRope) {
       attend_rotated(keys, tile, active, stages, number, tile_start);
     } else if (active) {
       tile.attend(keys.ring + stages.current * S::kStageBytes, 0, tile_start);
     }
-    if (finds) keys.table[stages.current * S::kKeys + keys.lane] = keys.row_of(key, page);
+    if (looks_up) keys.table[stages.current * S::kKeys + keys.lane] = keys.row_of(key, page);
     stages.advance();
   }
 }
 
 // Finds the item and KV head of this CTA, and restricts the item's keys to those that its rows may see. CTAs
-// of `heads_together` heads of one item are adjacent. The other items follow, then the other heads.
+// follow this order, from outermost to innermost: sets of `heads_together` heads, items, heads of the set.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ bool find_work(const P& params, int heads_together, WorkItem& item, int32_t& head) {
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();

@@ -1,6 +1,7 @@
 // Gathers tiles of keys or values from pages that are too small for TMA: every lane of a warp copies 16 bytes
-// at a time. A tile's time is too short for one warp. One warp gathers keys and one values, and a third takes
-// the last rows of both. Values after the end arrive as zeros, so the third warp has nothing to clear.
+// at a time. One warp per tensor would be slower than the products of a tile. One warp therefore gathers keys and
+// one gathers values, without the last rows, which a third warp gathers. Values after the end are copied as zeros,
+// so the third warp need not clear them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ namespace flashinfer::cuda::sm90 {
 // the generic writes for the tensor cores. TMA needs no fence.
 FLASHINFER_HD bool is_gathered(const KvCache& kv) { return kv.is_paged() && kv.page_size.divisor % kPageKeys != 0; }
 
-// Gathers keys or values of one head in one warp: kNumRows rows of every tile.
+// Gathers keys or values of one head in one warp: rows kFirstRow to kFirstRow + kNumRows - 1 of every tile, each of
+// kUnits 16-byte units.
 template <typename S, int kUnits, int kFirstRow, int kNumRows>
 struct Gatherer {
   static constexpr int kRounds = (kNumRows + 31) / 32;

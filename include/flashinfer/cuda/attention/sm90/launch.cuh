@@ -23,7 +23,7 @@ int32_t tile_rows(int32_t group) {
 
 template <typename S>
 WorkLimits limits_of(int32_t group, int device) {
-  return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys, 0, 0, kWholeKeys};
+  return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys, 0, 0, kUnsplitKeys};
 }
 
 // Returns a map of queries or outputs, whose box has `rows` rows.

@@ -36,8 +36,8 @@ struct TileLoader {
   const Shared<S>& shared;
   const Work& work;
 
-  // Returns the pages of a tile's keys, one lane per kPageKeys of them. After the end: a page out of bounds,
-  // of zeros.
+  // Returns the page of kPageKeys of a tile's keys, a different one in each lane. After the end it is out of
+  // bounds, so that TMA fills in zeros.
   __device__ __forceinline__ int32_t page_of(int32_t tile) const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32 % (S::kKeys / kPageKeys);
     const int32_t key = work.first_key + tile * S::kKeys + lane * kPageKeys;
@@ -114,9 +114,9 @@ __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use,
   int32_t page = paged ? loader.page_of(tiles - 1) : 0, next = paged ? loader.page_of(tiles - 2) : 0;
 #pragma unroll 1
   for (int32_t tile = tiles - 1; tile >= 0; --tile, ++use) {
-    const int32_t after = paged ? loader.page_of(tile - 2) : 0;
+    const int32_t page_after = paged ? loader.page_of(tile - 2) : 0;
     load(use, tile, page);
-    page = next, next = after;
+    page = next, next = page_after;
   }
 }
 
@@ -222,12 +222,12 @@ __device__ __forceinline__ void gather_last_rows(const AttentionParams& params, 
     Gatherers::keys(params.kv, shared, work).look_up(pages, work.tiles - 1);
 #pragma unroll 1
     for (int32_t tile = work.tiles - 1; tile >= 0; --tile, ++tile_use) {
-      const Work* same = &work;
-      asm volatile("" : "+l"(same));  // recomputes dependent values per tile: this warp has few registers
+      const Work* reloaded = &work;
+      asm volatile("" : "+l"(reloaded));  // recomputes dependent values per tile: this warp has few registers
       key_ring.wait_empty(tile_use);
-      Gatherers::keys(params.kv, shared, *same).copy(pages, tile, shared.keys(tile_use), key_ring.full(tile_use));
+      Gatherers::keys(params.kv, shared, *reloaded).copy(pages, tile, shared.keys(tile_use), key_ring.full(tile_use));
       value_ring.wait_empty(tile_use);
-      const auto values = Gatherers::values(params.kv, shared, *same);
+      const auto values = Gatherers::values(params.kv, shared, *reloaded);
       values.copy(pages, tile, shared.values(tile_use), value_ring.full(tile_use));
       values.look_up(pages, tile - 1);
     }
@@ -248,7 +248,7 @@ __device__ __forceinline__ void clear_tails(const AttentionParams& params, const
     works.wait_full(use);
     const Work& work = shared.work(use);
     const int32_t tiles = work.tiles, last_key = work.first_key + (tiles - 1) * S::kKeys;
-    const int32_t kept = work.kv_len - last_key;  // rows of the last tile
+    const int32_t valid_rows = work.kv_len - last_key;  // rows of the last tile
     const bool clears = tiles > 0 && must_clear<S>(params, work);
     __syncwarp();
     if (lane == 0) works.release(use);
@@ -258,10 +258,11 @@ __device__ __forceinline__ void clear_tails(const AttentionParams& params, const
       ptx::mbarrier_wait(shared.uncleared(value_use), parities >> stage & 1);
       parities ^= 1u << stage;
       uint8_t* values = shared.bytes + S::kValuesAt + stage * S::kVBytes;
-      for (int i = lane; i < (S::kKeys - kept) * 8; i += 32) {
+      for (int i = lane; i < (S::kKeys - valid_rows) * 8; i += 32) {
 #pragma unroll
         for (int chunk = 0; chunk < S::kChunksV; ++chunk)
-          *reinterpret_cast<uint4*>(values + chunk * S::Keys::kChunkBytes + kept * 128 + i * 16) = uint4{0, 0, 0, 0};
+          *reinterpret_cast<uint4*>(values + chunk * S::Keys::kChunkBytes + valid_rows * 128 + i * 16) =
+              uint4{0, 0, 0, 0};
       }
       ptx::fence_proxy_async();
       __syncwarp();

@@ -26,7 +26,7 @@ struct WarpgroupOutput {
   const int group;
 
   // Returns false if a copy of all 64 rows would write rows of the next request, or of the next tile.
-  __device__ __forceinline__ bool all_rows() const {
+  __device__ __forceinline__ bool owns_all_rows() const {
     const auto heads = static_cast<int32_t>(params.group.divisor);
     const int32_t end = work.row_start + 64 * (group + 1);
     return work.slot < 0 && end <= work.qo_len * heads && end <= work.row_start + params.tile_rows && 64 % heads == 0;
@@ -40,13 +40,15 @@ struct WarpgroupOutput {
       float base = softmax.base(half), sum = Variant::use_softmax ? quad_sum(softmax.sum[half]) : 0;
       const RowOutput<S> to(params, work, rows, rows.row(0, half));
       const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, base, sum) : 1.0f;
-      float share = !Variant::use_softmax || work.slot >= 0 ? 1.0f : sum == 0 ? 0.0f : rescale * math::ptx_rcp(sum);
-      if (threadIdx.x % 4 == 0) to.put_softmax(base, sum);
-      if (work.slot < 0) share *= params.o_scale;
-      if constexpr (S::kFp8) share *= head_scale<S>(params, rows, half, params.num_qo_heads);
+      float normaliser = !Variant::use_softmax || work.slot >= 0 ? 1.0f
+                         : sum == 0                              ? 0.0f
+                                                                 : rescale * math::ptx_rcp(sum);
+      if (threadIdx.x % 4 == 0) to.store_softmax(base, sum);
+      if (work.slot < 0) normaliser *= params.o_scale;
+      if constexpr (S::kFp8) normaliser *= head_scale<S>(params, rows, half, params.num_qo_heads);
 #pragma unroll
       for (int i = 2 * half; i < S::kDV / 2; i += i % 2 == 0 ? 1 : 3) {
-        o[i] *= share;
+        o[i] *= normaliser;
         if constexpr (Variant::transforms_output) {
           if (to.o) o[i] = variant.OutputTransform(params, o[i], work.batch, to.qo_idx, to.qo_head);
         }
@@ -105,7 +107,7 @@ struct WarpgroupOutput {
 
   __device__ __forceinline__ void write(float (&o)[S::kDV / 2], Softmax<S::kFp8>& softmax) const {
     finish(o, softmax);
-    if (all_rows()) {
+    if (owns_all_rows()) {
       store_tile(o);
     } else {
       store_rows(o);

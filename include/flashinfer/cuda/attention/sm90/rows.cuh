@@ -21,8 +21,8 @@ __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, 
   return rows;
 }
 
-// Returns the scales of 8-bit queries, keys and values: per query head the factor of its logits, then of its
-// outputs.
+// Returns the scales of 8-bit queries, keys and values: the factors of the logits of all query heads, then the
+// factors of their outputs.
 template <typename P>
 __device__ __forceinline__ auto head_scales_of(const P& params, int) -> decltype(params.maybe_head_scales) {
   return params.maybe_head_scales;
@@ -103,8 +103,8 @@ __device__ __forceinline__ int32_t item_start(const WarpRows<S>& rows, int half)
 }
 
 template <typename S>
-__device__ __forceinline__ void hide_other_items(float (&s)[S::kKeys / 2], const WarpRows<S>& rows, int32_t tile_start,
-                                                 float hidden) {
+__device__ __forceinline__ void mask_other_items(float (&s)[S::kKeys / 2], const WarpRows<S>& rows, int32_t tile_start,
+                                                 float masked_value) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int32_t item = item_start<S>(rows, half), first = rows.mask.prefix_len - WarpRows<S>::key(tile_start, 0, 0);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void hide_other_items(float (&s)[S::kKeys / 2], const
     const auto between = static_cast<uint32_t>(item - rows.mask.prefix_len);
 #pragma unroll
     for (int i = 2 * half; i < S::kKeys / 2; i += i % 2 == 0 ? 1 : 3)
-      s[i] = static_cast<uint32_t>(i / 4 * 8 + i % 2 - first) < between ? hidden : s[i];
+      s[i] = static_cast<uint32_t>(i / 4 * 8 + i % 2 - first) < between ? masked_value : s[i];
   }
 }
 
@@ -146,9 +146,9 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
       for (int i = 0; i < S::kKeys / 2; ++i) s[i] = -s[i];
     }
   }
-  const float hidden = Variant::use_softmax ? -math::inf : 0.0f;
+  const float masked_value = Variant::use_softmax ? -math::inf : 0.0f;
   if constexpr (Variant::masks_logits)
-    hide_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, hidden);
+    mask_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, masked_value);
   if constexpr (kBorder) {
     // Bits become predicates seven at a time. Variants and 8-bit types leave no registers for that.
     constexpr bool kByBits = !Variant::transforms_logits && !Variant::masks_logits && !S::kFp8;
@@ -164,20 +164,20 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
       uint32_t seen = 0;
 #pragma unroll
       for (int e = 0; e < S::kKeys / 4; ++e) {
-        float& one = s[e / 2 * 4 + 2 * half + e % 2];
+        float& element = s[e / 2 * 4 + 2 * half + e % 2];
         if constexpr (kByBits) {
           if (e % 32 == 0) {
             seen = elements_before(end, e) & ~elements_before(start, e);
             if (items) seen &= elements_before(mask.prefix_len - lane_key, e) | ~elements_before(item - lane_key, e);
           }
-          one = seen >> e % 32 & 1 ? one : hidden;
+          element = seen >> e % 32 & 1 ? element : masked_value;
         } else {
           const int32_t key = e / 2 * 8 + e % 2;
-          one = key >= start && key < end ? one : hidden;
+          element = key >= start && key < end ? element : masked_value;
         }
       }
     }
-    if (!kByBits && mask.mode == MaskMode::kMultiItem) hide_other_items<S>(s, rows, tile_start, hidden);
+    if (!kByBits && mask.mode == MaskMode::kMultiItem) mask_other_items<S>(s, rows, tile_start, masked_value);
   }
 }
 

@@ -38,7 +38,7 @@ struct Tile : Config {
   static_assert(kKeys % 16 == 0, "pages are copied by 16 keys");
 };
 
-// A work item in the ring of work, with what the CTA's warps need.
+// A work item in the ring of work, with values that the CTA's warps share.
 struct alignas(32) Work : WorkItem {
   int32_t head;       // KV head
   int32_t tiles;      // tiles of keys; -1: no more work
@@ -59,7 +59,7 @@ struct Shape : Types_, Tile_ {
   static_assert(!kFp8 || kDQ == kDV, "values of 8 bits have the head_dim of keys");
   static constexpr int kElement = kFp8 ? 1 : 2;  // bytes of an element of queries, keys and values
 
-  // Names that code shared with the portable kernel reads: fragments of 16 rows and 8 columns.
+  // Constants for code that the portable kernel uses too. Fragments have 16 rows and 8 columns.
   static constexpr int kM = 1, kRowWarps = 4 * Tile::kConsumers, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
 
   static constexpr int kWidth = kDQ * kElement % 128 == 0 && kDV * kElement % 128 == 0 ? 128 : 64;  // of a chunk's row

@@ -11,32 +11,33 @@ namespace flashinfer::cuda::sm90 {
 
 // Softmax of a thread's two rows: P = 2^(scale * (s - row_max)), sum = rowsum P. row_max is updated lazily:
 // only if an element of P would pass 2^kSlack. O is then multiplied by `factor`. The normalised result does
-// not depend on row_max. P of e4m3 is 2^kAbove times larger and fills its range of 2^-9 to 448. Rows of 8-bit
-// types have own scales, and `logits` is the factor of their products.
+// not depend on row_max. With e4m3, P is multiplied by 2^kShift to use the range 2^-9 to 448. With
+// 8-bit types each row has its own scale, and `logits` is the factor of its products.
 template <bool kFp8>
 struct Softmax {
-  static constexpr float kSlack = kFp8 ? 4 : 8, kAbove = kFp8 ? 4 : 0;
+  static constexpr float kSlack = kFp8 ? 4 : 8, kShift = kFp8 ? 4 : 0;
   static constexpr int kScales = kFp8 ? 2 : 1;
   float scales[kScales], logits[kScales];
   float row_max[2] = {-math::inf, -math::inf}, sum[2] = {0, 0}, factor[2] = {1, 1};  // sum: of this lane's elements
 
   __device__ __forceinline__ float scale(int half) const { return scales[kFp8 ? half : 0]; }
   __device__ __forceinline__ float base(int half) const {
-    return (row_max[half] == -math::inf ? 0.0f : row_max[half] * scale(half)) - kAbove;
+    return (row_max[half] == -math::inf ? 0.0f : row_max[half] * scale(half)) - kShift;
   }
 
   // Raises row_max if needed. Returns true if O must be multiplied by `factor`: the same in all lanes.
   template <int kN>
   __device__ __forceinline__ bool update_max(const float (&s)[kN]) {
-    float top[2] = {-math::inf, -math::inf};
+    float tile_max[2] = {-math::inf, -math::inf};
 #pragma unroll
-    for (int i = 0; i < kN; ++i) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
-    const bool higher = kFp8 ? fmaxf((top[0] - row_max[0]) * scale(0), (top[1] - row_max[1]) * scale(1)) > kSlack
-                             : fmaxf(top[0] - row_max[0], top[1] - row_max[1]) * scale(0) > kSlack;
+    for (int i = 0; i < kN; ++i) tile_max[i / 2 % 2] = fmaxf(tile_max[i / 2 % 2], s[i]);
+    const bool higher =
+        kFp8 ? fmaxf((tile_max[0] - row_max[0]) * scale(0), (tile_max[1] - row_max[1]) * scale(1)) > kSlack
+             : fmaxf(tile_max[0] - row_max[0], tile_max[1] - row_max[1]) * scale(0) > kSlack;
     if (!__any_sync(kAllLanes, higher)) return false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float old = row_max[half], now = fmaxf(old, quad_max(top[half]));
+      const float old = row_max[half], now = fmaxf(old, quad_max(tile_max[half]));
       factor[half] = now == old ? 1.0f : math::ptx_exp2((old - now) * scale(half));
       row_max[half] = now, sum[half] *= factor[half];
     }
@@ -46,10 +47,10 @@ struct Softmax {
   // Replaces logits by P and adds to the row sums.
   template <int kN>
   __device__ __forceinline__ void exponentiate(float (&s)[kN]) {
-    const float below[2] = {base(0), base(1)};
+    const float offset[2] = {base(0), base(1)};
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
-      s[i] = math::ptx_exp2(fmaf(s[i], scale(i / 2 % 2), -below[i / 2 % 2]));
+      s[i] = math::ptx_exp2(fmaf(s[i], scale(i / 2 % 2), -offset[i / 2 % 2]));
       sum[i / 2 % 2] += s[i];
     }
   }

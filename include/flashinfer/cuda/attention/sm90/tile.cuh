@@ -23,8 +23,8 @@ struct ConsumerWarpgroup {
   static constexpr ptx::WgmmaType kType = ptx::kWgmmaType<T>;
   // P of 8 bits is e4m3 for any type of values.
   static constexpr ptx::WgmmaType kWeightType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
-  // Variants leave no registers for a second kind of first tile.
-  static constexpr bool kHalves = !Variant::transforms_logits && !Variant::masks_logits;
+  // With variants, registers do not suffice for a second form of the first tile.
+  static constexpr bool kHasHalfTile = !Variant::transforms_logits && !Variant::masks_logits;
   const P& params;
   const Shared<S>& shared;
   const Work& work;
@@ -47,9 +47,9 @@ struct ConsumerWarpgroup {
       uint32_t p[S::kWeightRegisters];
       profiler.turn(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
-      // Half of the logits, if rows see no more of the tile. Half of its P V, and half of a window's first
-      // tile, were no faster and need more code.
-      if (kHalves && range.left <= S::kHalfKeys) {
+      // If rows see only the first half of the tile, compute only its logits. The same for P V, and for the
+      // first tile of a window, was not faster and needs more code.
+      if (kHasHalfTile && range.left <= S::kHalfKeys) {
         start<S::kHalfKeys>(p, tile, true);
       } else {
         start<S::kKeys>(p, tile, !range.is_whole(tile));
@@ -57,9 +57,9 @@ struct ConsumerWarpgroup {
       --tile;
 #pragma unroll 1
       for (int part = 0; part < 2; ++part) {
-        const int32_t border = part == 0 ? max(range.whole_end, range.first) : range.first;
+        const int32_t last = part == 0 ? max(range.whole_end, range.first) : range.first;
 #pragma unroll 1
-        for (; tile >= border; --tile) step<true>(p, tile);
+        for (; tile >= last; --tile) step<true>(p, tile);
 #pragma unroll 1
         for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(p, tile);
       }
@@ -99,7 +99,7 @@ struct ConsumerWarpgroup {
     ++use;
   }
 
-  // s = q k^T for the first keys of the tile `ahead` of the next one, as many as s holds
+  // s = q k^T for the first 2 kN keys of a tile: the next one, or the one `ahead` tiles after it.
   template <int kN>
   __device__ __forceinline__ void multiply_keys(float (&s)[kN], int ahead) const {
     const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * S::kWidth);
@@ -167,7 +167,7 @@ struct ConsumerWarpgroup {
     ptx::warpgroup_hold(s);
     release(shared.key_ring(), use);
     profiler.turn(Event::kSoftmax);
-    // One copy of the code for variants.
+    // Variants have one copy of this code, because it is long.
     if (border || Variant::transforms_logits || Variant::masks_logits) prepare<true>(s, tile);
     exponentiate(s);
     pack_weights(p, s);

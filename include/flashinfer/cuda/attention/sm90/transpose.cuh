@@ -25,36 +25,36 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   constexpr int kUnits = S::Transposed::kWidth / 16, kSteps = S::kKeys / 32;
   constexpr int kBatch = kSteps % 4 == 0 ? 4 : kSteps % 3 == 0 ? 3 : kSteps % 5 == 0 ? 5 : 2;
   static_assert(kSteps % kBatch == 0, "steps of 32 keys");
-  constexpr int kDown = 16 * S::Transposed::kWidth;
+  constexpr int kUnitStride = 16 * S::Transposed::kWidth;
   uint32_t row_to = to + S::Transposed::unit(2 * row + odd, matrix / 2);
-  constexpr int kAcross = kBatch == 2 ? 2 : 1;  // units of 16 elements at a time
+  constexpr int kUnitsAtOnce = kBatch == 2 ? 2 : 1;  // units of 16 elements at a time
 #pragma unroll 1
-  for (int unit = 0; unit < S::kDV / 16; unit += kAcross) {
+  for (int unit = 0; unit < S::kDV / 16; unit += kUnitsAtOnce) {
 #pragma unroll
     for (int start = 0; start < kSteps; start += kBatch) {
-      uint32_t r[kAcross][kBatch][4];  // all loads come before the first use
+      uint32_t r[kUnitsAtOnce][kBatch][4];  // all loads come before the first use
 #pragma unroll
-      for (int across = 0; across < kAcross; ++across) {
+      for (int across = 0; across < kUnitsAtOnce; ++across) {
         const uint32_t row_from = from + S::Keys::unit(lane, unit + across);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) ptx::ldmatrix_x4_trans(r[across][i], row_from + (start + i) * 32 * S::kWidth);
       }
 #pragma unroll
-      for (int across = 0; across < kAcross; ++across) {
+      for (int across = 0; across < kUnitsAtOnce; ++across) {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          // Advances by whole patterns of the swizzle. In a row, the unit's number is a part of the address.
+          // Advances by whole patterns of the swizzle. Within a row, the swizzle is an XOR with the unit's number.
           const int group = 2 * (start + i);
           const uint32_t (&from_keys)[4] = r[across][i];
           const uint32_t at =
-              ((row_to + across * kDown) ^ group % kUnits * 16) + group / kUnits * S::Transposed::kChunkBytes;
+              ((row_to + across * kUnitStride) ^ group % kUnits * 16) + group / kUnits * S::Transposed::kChunkBytes;
           ptx::stmatrix_x4(
               at, __byte_perm(from_keys[0], from_keys[1], first), __byte_perm(from_keys[0], from_keys[1], second),
               __byte_perm(from_keys[2], from_keys[3], first), __byte_perm(from_keys[2], from_keys[3], second));
         }
       }
     }
-    row_to += kAcross * kDown;
+    row_to += kUnitsAtOnce * kUnitStride;
   }
 }
 
@@ -81,7 +81,7 @@ __device__ __forceinline__ void transpose_all(const AttentionParams& params, con
   for (int use = 0;; ++use) {
     works.wait_full(use);
     const Work& work = shared.work(use);
-    const int32_t tiles = work.tiles, kept = work.kv_len - work.first_key - (tiles - 1) * S::kKeys;
+    const int32_t tiles = work.tiles, valid_rows = work.kv_len - work.first_key - (tiles - 1) * S::kKeys;
     const bool clears = tiles > 0 && must_clear<S>(params, work);
     __syncwarp();
     if (first_lane) works.release(use);
@@ -90,7 +90,7 @@ __device__ __forceinline__ void transpose_all(const AttentionParams& params, con
     for (int32_t tile = tiles - 1; tile >= 0; --tile, ++value_use) {
       raw.wait_full(value_use);
       if (clears && tile == tiles - 1) {
-        clear_rows<S>(shared.bytes + (shared.raw_values(value_use) - shared.start), kept);
+        clear_rows<S>(shared.bytes + (shared.raw_values(value_use) - shared.start), valid_rows);
         ptx::fence_proxy_async();  // TMA writes there next
         __syncwarp();
       }

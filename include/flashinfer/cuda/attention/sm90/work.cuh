@@ -24,7 +24,7 @@ FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   work.tiles = work.kv_end > work.kv_start ? (work.kv_end - work.first_key + S::kKeys - 1) / S::kKeys : 0;
 }
 
-// The numbers of a list that a CTA takes. The list has `sections` equal sections, each with longer items
+// The order in which CTAs take numbers of a list. The list has `sections` equal sections, each with longer items
 // first. A section is taken in rounds of one number per CTA. Every second round runs backwards, and a section
 // starts at the CTA after the last one of the section before:
 //   5 CTAs, sections of 9 numbers:    CTA 0   1   2   3   4
@@ -36,7 +36,7 @@ FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
 struct SnakeSchedule {
   int32_t section_size, sections, cta, ctas;
   int32_t rounds, last_length;     // of a section; numbers of its last round
-  int32_t first_cta = 0;           // takes the first number of the section
+  int32_t first_cta = 0;           // CTA of the section's first number
   int32_t section = 0, round = 0;  // round counts over all sections
 
   FLASHINFER_HD SnakeSchedule(int32_t section_size_, int32_t sections_, int32_t cta_, int32_t ctas_)

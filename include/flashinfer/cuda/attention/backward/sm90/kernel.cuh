@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
                     const __grid_constant__ BackwardMaps maps, const __grid_constant__ BackwardMemory memory) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t raw[];
-  __shared__ BackwardBarriers<S> small;
-  const BackwardShared<S> shared(raw, small);
+  __shared__ BackwardBarriers<S> static_memory;
+  const BackwardShared<S> shared(raw, static_memory);
   if (threadIdx.x == 0) {
     shared.init();
     for (const CUtensorMap* map : {&maps.q, &maps.k, &maps.v, &maps.grad}) ptx::tma_prefetch(map);

@@ -20,24 +20,24 @@ namespace flashinfer::cuda::sm90 {
 template <typename S>
 int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   int64_t queries = 0;
-  for (BackwardEntry& one : entries) {
-    one.first_query_tile = static_cast<int32_t>(queries);
-    queries += (int64_t{one.qo_len} + S::kQueries - 1) / S::kQueries;
+  for (BackwardEntry& entry : entries) {
+    entry.first_query_tile = static_cast<int32_t>(queries);
+    queries += (int64_t{entry.qo_len} + S::kQueries - 1) / S::kQueries;
   }
   return queries;
 }
 
-// Returns the number of splits of the queries that a tile of keys sees, at most as many as heads share the
-// keys. Splits grow until no CTA has more work than the mean.
+// Returns the number of splits of the queries of a tile of keys, at most the number of query heads per KV head.
+// The number grows until no CTA has more than 1.1 times the mean work.
 template <typename S>
 int32_t hopper_splits(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
   const int32_t group = p.num_qo_heads / p.num_kv_heads, blocks = device_info(device).num_sms;
   int64_t longest = 0, all = 0;
-  for (const BackwardEntry& one : entries) {
-    const BackwardMask mask(p, one);
-    for (int32_t row = 0; row < one.kv_len; row += S::kKeys) {
+  for (const BackwardEntry& entry : entries) {
+    const BackwardMask mask(p, entry);
+    for (int32_t row = 0; row < entry.kv_len; row += S::kKeys) {
       int32_t begin, end;
-      mask.columns<true>(row, std::min(row + S::kKeys, one.kv_len) - 1, begin, end);
+      mask.columns<true>(row, std::min(row + S::kKeys, entry.kv_len) - 1, begin, end);
       const int64_t steps = int64_t{(end + S::kQueries - 1) / S::kQueries - begin / S::kQueries} * group;
       longest = std::max(longest, steps), all += steps * p.num_kv_heads;
     }
@@ -100,17 +100,17 @@ void launch_hopper_shape(PrefillBackwardParams p, const Launch& where) {
     int64_t keys = 0, queries = 0;
     const int32_t first = entries[next].first_query_tile;
     for (; next < entries.size() && table.count < kBackwardEntries; ++next) {
-      BackwardEntry& one = table.at[table.count++] = entries[next];
-      one.first_tile = static_cast<int32_t>(keys);
-      keys += (int64_t{one.kv_len} + S::kKeys - 1) / S::kKeys;
-      queries += (int64_t{one.qo_len} + S::kQueries - 1) / S::kQueries;
+      BackwardEntry& entry = table.at[table.count++] = entries[next];
+      entry.first_tile = static_cast<int32_t>(keys);
+      keys += (int64_t{entry.kv_len} + S::kKeys - 1) / S::kKeys;
+      queries += (int64_t{entry.qo_len} + S::kQueries - 1) / S::kQueries;
     }
     memory.key_tiles = static_cast<int32_t>(keys);
     const auto tiles = static_cast<int32_t>(queries);
     launch(backward_rows_kernel<S>, dim3(std::max(tiles, 1), p.num_qo_heads), threads, how, p, table, memory, first,
            tiles);
-    const int64_t pieces = std::min<int64_t>(keys * p.num_kv_heads * p.splits, device_info(where.device).num_sms);
-    Kernel<backward_kernel<S>>::launch(dim3(static_cast<unsigned>(pieces)), dim3(S::kThreads), S::kSharedBytes, how, p,
+    const int64_t items = std::min<int64_t>(keys * p.num_kv_heads * p.splits, device_info(where.device).num_sms);
+    Kernel<backward_kernel<S>>::launch(dim3(static_cast<unsigned>(items)), dim3(S::kThreads), S::kSharedBytes, how, p,
                                        table, maps, memory);
     launch(backward_queries_kernel<S>, dim3(tiles, p.num_qo_heads), threads, how, p, table, memory, first);
   }

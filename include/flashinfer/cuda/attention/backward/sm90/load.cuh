@@ -23,13 +23,13 @@ struct BackwardLoad {
   const BackwardShared<S>& shared;
 
   __device__ __forceinline__ void run() const {
-    const int64_t pieces = backward_pieces(params, memory);
+    const int64_t items = backward_items(params, memory);
     const typename S::WorkRing works = shared.work_ring();
     for (int use = 0, key_use = 0, query_use = 0;; ++use) {
       const uint32_t number = atomicAdd(memory.next_work, 1);
       works.wait_empty(use);
       BackwardWork& work = shared.work(use);
-      if (number >= pieces) {
+      if (number >= items) {
         work.steps = -1;
         works.arrive_full(use);
         return;

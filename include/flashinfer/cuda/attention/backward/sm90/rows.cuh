@@ -37,15 +37,15 @@ __global__ void __launch_bounds__(kBackwardRowThreads)
   auto tile = static_cast<int32_t>(blockIdx.x) + first_tile;
   if (static_cast<int32_t>(blockIdx.x) >= tiles) return;
   const int64_t number = memory.number(head, tile);
-  const BackwardEntry& one = find_queries(table, tile);
+  const BackwardEntry& entry = find_queries(table, tile);
   if (threadIdx.x == 0) memory.added[number] = 0;
   float* to = memory.rows + number * (2 * S::kQueries);
   for (int i = threadIdx.x / kLanes; i < S::kQueries; i += kAtOnce) {
     const int32_t row = tile * S::kQueries + i;
-    const bool there = row < one.qo_len;
-    const int64_t token = int64_t{one.qo_start} + row;
+    const bool exists = row < entry.qo_len;
+    const int64_t token = int64_t{entry.qo_start} + row;
     float sum = 0;
-    if (there) {
+    if (exists) {
       float a[8], b[8];
       load_vec<T, 8>(p.out.at<const T>(token, head) + threadIdx.x % kLanes * 8).to_floats(a);
       load_vec<T, 8>(p.grad.at<const T>(token, head) + threadIdx.x % kLanes * 8).to_floats(b);
@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(kBackwardRowThreads)
     sum = lanes_sum<kLanes>(sum);
     if (threadIdx.x % kLanes != 0) continue;
     const int64_t at = token * p.num_qo_heads + head;
-    const float lse = there ? p.lse[at] : -math::inf;
+    const float lse = exists ? p.lse[at] : -math::inf;
     to[i] = lse == -math::inf ? math::inf : lse;
-    to[S::kQueries + i] = there ? sum - p.grad_lse[at] * math::log2e : 0.0f;
+    to[S::kQueries + i] = exists ? sum - p.grad_lse[at] * math::log2e : 0.0f;
   }
 }
 
@@ -71,10 +71,10 @@ __global__ void __launch_bounds__(kBackwardRowThreads)
   const auto head = static_cast<int32_t>(blockIdx.y);
   auto tile = static_cast<int32_t>(blockIdx.x) + first_tile;
   const float* from = memory.sums + memory.number(head, tile) * (S::kSumBytes / 4);
-  const BackwardEntry& one = find_queries(table, tile);
-  const BackwardMask mask(p, one);
+  const BackwardEntry& entry = find_queries(table, tile);
+  const BackwardMask mask(p, entry);
   int32_t begin, end;
-  mask.columns<false>(tile * S::kQueries, min((tile + 1) * S::kQueries, one.qo_len) - 1, begin, end);
+  mask.columns<false>(tile * S::kQueries, min((tile + 1) * S::kQueries, entry.qo_len) - 1, begin, end);
 #pragma unroll
   for (int i = threadIdx.x; i < S::kSumBytes / 64; i += kBackwardRowThreads) {
     const int columns = i % 8, quad = i / 8 % 32, group = i / 256;  // a quad of a warpgroup has rows g and g + 8
@@ -88,14 +88,14 @@ __global__ void __launch_bounds__(kBackwardRowThreads)
     for (int half = 0; half < 2; ++half) {
       const int in_group = quad / 8 * 16 + quad % 8 + 8 * half;
       const int32_t row = tile * S::kQueries + in_group + (S::kChunks == 1 ? 64 * group : 0);
-      if (row >= one.qo_len) continue;
+      if (row >= entry.qo_len) continue;
       float values[8];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         values[2 * j] = (half ? quarter[j].z : quarter[j].x) * p.sm_scale;
         values[2 * j + 1] = (half ? quarter[j].w : quarter[j].y) * p.sm_scale;
       }
-      T* to = p.dq.at<T>(int64_t{one.qo_start} + row, head) + columns * 8 + (S::kChunks == 1 ? 0 : 64 * group);
+      T* to = p.dq.at<T>(int64_t{entry.qo_start} + row, head) + columns * 8 + (S::kChunks == 1 ? 0 : 64 * group);
       *reinterpret_cast<Vec<T, 8>*>(to) = Vec<T, 8>::from_floats(values);
     }
   }

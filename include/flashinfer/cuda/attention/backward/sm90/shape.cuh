@@ -11,14 +11,14 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// The work of a CTA: the gradients of a tile of keys, from `steps` tiles of queries, the last of a head
-// first.
+// A work item: the gradients of a tile of keys from `steps` tiles of queries. The tiles of each head are taken
+// from the last to the first.
 struct BackwardWork {
   int32_t steps;  // negative: no more work
   int32_t qo_start, qo_len, kv_start, kv_len;
   int32_t tile, kv_head, part;            // of keys
   int32_t query_head, query_tile;         // of the first step
-  int32_t first_query_tile, query_tiles;  // [first, tiles): those of a head that see the keys
+  int32_t first_query_tile, query_tiles;  // tiles [first_query_tile, query_tiles) of a head see the keys
   int32_t numbered_from;                  // number of the request's first tile of queries, over all requests
 };
 

@@ -1,4 +1,4 @@
-// The two consumer warpgroups: each computes 64 keys of a tile with one tile of queries after the other.
+// The two consumer warpgroups. Each has 64 keys of a tile, and loops over the tiles of queries.
 //
 // S is computed with keys as rows, so that P and dS are in registers as the left operands of dV and dK. dS
 // also goes to shared memory. dQ is a sum over the keys of both warpgroups, and each computes 64 x 64 of it.
@@ -47,7 +47,7 @@ struct BackwardTile {
     if (rows < S::kKeys) {
       clear<typename S::Keys>(shared.keys(), rows);
       clear<typename S::Keys>(shared.values(), rows);
-      meet();
+      sync_consumers();
     }
     QueryTileCursor cursor(work);
     wait_queries(cursor.tile, uses.query);
@@ -58,7 +58,7 @@ struct BackwardTile {
 #pragma unroll 1
     for (int32_t step = 0; step < work.steps; ++step) this->step(s, dq, cursor, step);
     release(keys, uses.key++);
-    put_sums(dq);
+    store_dq(dq);
   }
 
  private:
@@ -77,7 +77,7 @@ struct BackwardTile {
         ptx::store_shared_16(tile + c * Rows::kChunkBytes + at, uint4{0, 0, 0, 0});
     }
   }
-  __device__ __forceinline__ static void meet() {
+  __device__ __forceinline__ static void sync_consumers() {
     ptx::fence_proxy_async();
     ptx::named_barrier<128 * S::kConsumers>(1);
   }
@@ -87,7 +87,7 @@ struct BackwardTile {
     const int32_t rows = work.qo_len - tile * S::kQueries;
     if (rows < S::kQueries) {
       clear<typename S::Queries>(shared.queries(use), rows);
-      meet();
+      sync_consumers();
     }
   }
   __device__ __forceinline__ void wait_grads(int32_t tile, int use) const {
@@ -95,7 +95,7 @@ struct BackwardTile {
     const int32_t rows = work.qo_len - tile * S::kQueries;
     if (rows < S::kQueries) {
       clear<typename S::Queries>(shared.grads(use), rows);
-      meet();
+      sync_consumers();
     }
   }
 
@@ -124,7 +124,8 @@ struct BackwardTile {
     ptx::warpgroup_commit();
   }
 
-  // dq = the warpgroup's part of dQ: 64 of all columns, or all columns of 64.
+  // dq = the warpgroup's part of dQ. head_dim 64: 64 of 128 queries, all columns. head_dim 128: all 64 queries, 64
+  // columns.
   __device__ __forceinline__ void multiply_logits(float (&dq)[32], int use) const {
     const int of_queries = S::kChunks == 1 ? group : 0, of_columns = S::kChunks == 1 ? 0 : group;
     const uint64_t a = S::Keys::n_contiguous(shared.logits(use) + of_queries * S::Keys::kChunkBytes);
@@ -165,8 +166,8 @@ struct BackwardTile {
     }
   }
 
-  // Packs P and dS = P * (dP - delta) as operands. `weights` is P, `products` is dP.
-  __device__ __forceinline__ void differentiate(const float (&weights)[kLogits], const float (&products)[kLogits],
+  // Packs P and dS = P * (dP - delta) as operands. `weights` is P, `dp` is dP.
+  __device__ __forceinline__ void differentiate(const float (&weights)[kLogits], const float (&dp)[kLogits],
                                                 uint32_t (&p)[kPairs], uint32_t (&ds)[kPairs], uint32_t rows) const {
     const uint32_t delta_at = rows + S::kQueries * 4 + threadIdx.x % 4 * 8;
 #pragma unroll
@@ -177,12 +178,12 @@ struct BackwardTile {
       for (int half = 0; half < 2; ++half) {
         const int i = 4 * n + 2 * half;
         p[i / 2] = pack<T>(weights[i], weights[i + 1]);
-        ds[i / 2] = pack<T>(weights[i] * (products[i] - delta[0]), weights[i + 1] * (products[i + 1] - delta[1]));
+        ds[i / 2] = pack<T>(weights[i] * (dp[i] - delta[0]), weights[i + 1] * (dp[i + 1] - delta[1]));
       }
     }
   }
 
-  __device__ __forceinline__ void put_logits(const uint32_t (&ds)[kPairs], int use) const {
+  __device__ __forceinline__ void store_ds(const uint32_t (&ds)[kPairs], int use) const {
     const int row = group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, right = threadIdx.x % 32 / 16;
 #pragma unroll
     for (int i = 0; i < kPairs / 4; ++i)
@@ -193,7 +194,7 @@ struct BackwardTile {
     if (threadIdx.x % 32 == 0) shared.logit_ring().arrive_full(use);
   }
 
-  __device__ __forceinline__ void put_sums(const float (&dq)[32]) {
+  __device__ __forceinline__ void store_dq(const float (&dq)[32]) {
     const typename S::SumRing sums = shared.sum_ring();
     const uint32_t to = shared.sums(uses.sum) + group * (S::kSumBytes / 2) + threadIdx.x % 128 * 16;
     sums.wait_empty(uses.sum);
@@ -212,16 +213,16 @@ struct BackwardTile {
   // read.
   __device__ __forceinline__ void step(float (&s)[kLogits], float (&dq)[32], QueryTileCursor& cursor, int32_t number) {
     const int use = uses.query, next = number + 1 < work.steps ? use + 1 : use;
-    float products[kLogits];
+    float dp[kLogits];
     wait_grads(cursor.tile, use);
-    multiply(products, shared.values(), shared.grads(use));
-    if (number > 0) put_sums(dq);
+    multiply(dp, shared.values(), shared.grads(use));
+    if (number > 0) store_dq(dq);
     recompute_p(s, shared.rows(use), cursor.tile);
     ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(products);
+    ptx::warpgroup_hold(dp);
     uint32_t p[kPairs], ds[kPairs];
-    differentiate(s, products, p, ds, shared.rows(use));
-    put_logits(ds, use);
+    differentiate(s, dp, p, ds, shared.rows(use));
+    store_ds(ds, use);
     add(dv, p, shared.grads(use));
     cursor.advance();
     if (next != use) wait_queries(cursor.tile, next);

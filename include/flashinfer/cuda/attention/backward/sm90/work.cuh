@@ -26,7 +26,7 @@ struct BackwardMemory {
 // Returns the number of work items. In a request, the first tiles of keys of all heads come first: with a
 // causal mask they see the most queries. A tile of keys waits for lower tiles of its head. CTAs have these
 // already, because numbers are taken in rising order.
-__device__ __forceinline__ int64_t backward_pieces(const PrefillBackwardParams& p, const BackwardMemory& memory) {
+__device__ __forceinline__ int64_t backward_items(const PrefillBackwardParams& p, const BackwardMemory& memory) {
   return int64_t{memory.key_tiles} * p.num_kv_heads * p.splits;
 }
 
@@ -36,14 +36,15 @@ __device__ __forceinline__ BackwardWork find_backward_work(const PrefillBackward
   const auto each = static_cast<uint32_t>(p.num_kv_heads * p.splits);
   const auto slot = static_cast<int32_t>(number % each);
   auto tile = static_cast<int32_t>(number / each);
-  const BackwardEntry& one = table.find(tile);
+  const BackwardEntry& entry = table.find(tile);
   BackwardWork work{};
-  work.qo_start = one.qo_start, work.qo_len = one.qo_len, work.kv_start = one.kv_start, work.kv_len = one.kv_len;
+  work.qo_start = entry.qo_start, work.qo_len = entry.qo_len, work.kv_start = entry.kv_start,
+  work.kv_len = entry.kv_len;
   work.tile = tile, work.kv_head = slot / p.splits, work.part = slot % p.splits;
-  work.numbered_from = one.first_query_tile;
-  const BackwardMask mask(p, one);
+  work.numbered_from = entry.first_query_tile;
+  const BackwardMask mask(p, entry);
   int32_t begin, end;
-  mask.columns<true>(work.tile * S::kKeys, min((work.tile + 1) * S::kKeys, one.kv_len) - 1, begin, end);
+  mask.columns<true>(work.tile * S::kKeys, min((work.tile + 1) * S::kKeys, entry.kv_len) - 1, begin, end);
   work.first_query_tile = begin / S::kQueries, work.query_tiles = (end + S::kQueries - 1) / S::kQueries;
   const int32_t of_head = work.query_tiles - work.first_query_tile, group = p.num_qo_heads / p.num_kv_heads;
   if (begin >= end) return work;
