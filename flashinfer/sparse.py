@@ -17,10 +17,11 @@ from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, siz
 from ._attention.lists import Shape
 from ._attention.scales import Scale
 from ._attention.tables import Tables, check_indptr, on_host, paged_batch
+from ._ops.arguments import as_planned
 from ._ops.bind import bind
 from ._ops.indices import index_tables
 from ._ops.numbers import check_multiple, check_range, whole
-from ._ops.tensors import check_tensor
+from ._ops.tensors import check_dims, check_tensor
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
 
@@ -210,8 +211,9 @@ class BlockSparseAttentionWrapper(BlockSparse):
         """
         op = f"{self._name}.run"
         self._planned_or_fail("run")
-        rows = (self._keys, None, None)
-        bind(op, k=(k, rows), v=(v, rows))
+        for name, x in (("k", k), ("v", v)):
+            check_dims(op, name, x, 3)
+            as_planned(op, name, x.shape[0], self._keys, "rows")
         blocks = (self._keys // self._block, self._block)
         k, v = k.unflatten(0, blocks), v.unflatten(0, blocks)
         return self._run_paged(q, (k, v), (), (scale_q, scale_k, scale_v), out, lse, return_lse)

@@ -44,7 +44,9 @@ def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torc
     Tensors of a pair may omit the dimension of the page size if it is 1.
     """
     if isinstance(paged_kv_cache, torch.Tensor):
-        bind(op, paged_kv_cache=(paged_kv_cache, "_ 2 _ _ _"))
+        check_dims(op, "paged_kv_cache", paged_kv_cache, 5)
+        if paged_kv_cache.shape[1] != 2:
+            bind(op, paged_kv_cache=(paged_kv_cache, "_ 2 _ _ _"))  # raises; costs 1 us in each call
         return paged_kv_cache.unbind(1)  # type: ignore[return-value]
     check_items(op, "paged_kv_cache", paged_kv_cache, "keys and values", 2)
     k, v = (x.unsqueeze(1 + kv_layout) if isinstance(x, torch.Tensor) and x.dim() == 3 else x for x in paged_kv_cache)

@@ -73,7 +73,7 @@ def check_items(op: str, name: str, value: object, what: str, count: int | None 
         TypeError: neither of them.
         ValueError: another number of items.
     """
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, (tuple, list)):
         raise type_error(op, name, type(value).__name__, f"a list or tuple of {what}")
     if count is not None and len(value) != count:
         raise value_error(op, name, len(value), f"{count}, {what}")

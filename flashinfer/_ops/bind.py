@@ -28,9 +28,8 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
         op: the function, for calls that no public function of the package makes.
         arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words:
             a letter for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or
-            ``_`` for any size. They can also be a tuple of computed sizes, with ``None`` for any size, or
-            ``None`` for any shape. A ``?`` in front allows ``None``. Dtypes are a tuple, or the name of an
-            argument with the same dtype.
+            ``_`` for any size. They can also be a tuple of computed sizes, or ``None`` for any shape. A ``?``
+            in front allows ``None``. Dtypes are a tuple, or the name of an argument with the same dtype.
 
     All tensors are dense and on the device of the first. A graph compares sizes that are still unknown when
     it runs.
@@ -101,7 +100,7 @@ def _parsed(text: str) -> Pattern:
 
 def _fixed(dims: tuple[Any, ...]) -> Pattern:
     optional = dims and isinstance(dims[0], str)
-    return tuple([("_", 0) if size is None else ("", size) for size in (dims[1:] if optional else dims)])
+    return tuple([("", size) for size in (dims[1:] if optional else dims)])
 
 
 def _refuse_shape(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: dict[str, int]) -> NoReturn:

@@ -174,7 +174,7 @@ def test_bad_runs(device):
     with pytest.raises(ValueError, match=r"BlockSparseAttentionWrapper.run: got no plan"):
         wrapper.run(q, k, v)
     wrapper.plan(int32([0, 1, 3]), int32([0, 2, 1]), 16, 32, 8, 8, 6, 2, DIM)
-    with pytest.raises(ValueError, match=r"k: got shape \[31, 2, 64\], wanted \[32, any, any\]"):
+    with pytest.raises(ValueError, match="k: got 31 rows, and plan\\(\\) was called for 32"):
         wrapper.run(q, k[1:], v)
     with pytest.raises(ValueError, match="q: got 15 queries, and plan\\(\\) was called for 16"):
         wrapper.run(q[1:], k, v)
