@@ -15,7 +15,7 @@
 //   filters                            any                                          rows.cuh (2)
 //   no filter                          any                                          plain.cuh
 //
-//   maps
+//   rows to rows (softmax, renorm, mask)
 //   top_k mask or renorm, k <= 128     streams, k equal for all rows                few.cuh
 //   top_p renorm                       as top_p above, but R >= SMs                 nucleus.cuh
 //   softmax, top_p renorm              holds, but any R                             held_kernels.cuh

@@ -1,4 +1,4 @@
-// Search for the bin in which a sum from the top down reaches a number.
+// Histograms: search for the bin in which the sum of bins, from the top down, reaches a number.
 #pragma once
 
 #include <flashinfer/cuda/sampling/engine.cuh>
@@ -11,8 +11,8 @@ struct Found {
   uint64_t value;     // value of the bin
 };
 
-// Return the first position whose running sum reaches `need`. The thread holds positions threadIdx.x * kN and
-// on. `last` is the answer if all values are 0.
+// Return the first position whose running sum reaches `need`. A thread holds kN positions from threadIdx.x * kN
+// on. `last` is returned if all values are 0.
 template <int kN>
 __device__ __forceinline__ Found find(const uint64_t (&values)[kN], uint64_t need, uint32_t last) {
   const int lane = lane_id(), warp = threadIdx.x / 32;
@@ -28,8 +28,8 @@ __device__ __forceinline__ Found find(const uint64_t (&values)[kN], uint64_t nee
   if (lane == 31) scratch().warp_totals[warp] = end;
   if (threadIdx.x == 0) scratch().found_above = scratch().found_value = 0, scratch().found_position = last;
   __syncthreads();
-  const uint64_t one = lane < blockDim.x / 32 ? scratch().warp_totals[lane] : 0;
-  const uint64_t total = warp_sum(one), before = warp_sum(lane < warp ? one : 0);
+  const uint64_t of_warp = lane < blockDim.x / 32 ? scratch().warp_totals[lane] : 0;
+  const uint64_t total = warp_sum(of_warp), before = warp_sum(lane < warp ? of_warp : 0);
   need = need > total ? total : need;
   need = need < 1 ? 1 : need;
   uint64_t above = before + end - own;
@@ -68,7 +68,7 @@ struct Bins {
 
 // Weight of an element in the sums of a bin: an integer of 2 * bits bits, in two words that cannot overflow.
 struct Weights {
-  float up, more;  // their product may exceed a float
+  float first, second;  // factors of an element; their product may exceed a float
   int bits;
 
   // Weights for keys up to `high`, which are the bits of numbers >= 0.
@@ -77,8 +77,8 @@ struct Weights {
     const int exponent = static_cast<int>(high >> 23) - 127, up = 2 * bits - 1 - exponent, half = up / 2;
     return {static_cast<float>(power_of_two(half)), static_cast<float>(power_of_two(up - half)), bits};
   }
-  __device__ __forceinline__ double real() const { return static_cast<double>(up) * more; }
-  __device__ __forceinline__ uint32_t operator()(float x) const { return __float2uint_rn(x * up * more); }
+  __device__ __forceinline__ double factor() const { return static_cast<double>(first) * second; }
+  __device__ __forceinline__ uint32_t operator()(float x) const { return __float2uint_rn(x * first * second); }
   __device__ __forceinline__ void add(uint32_t* pair, float x) const {
     const uint32_t q = (*this)(x);
     atomicAdd(pair, q & ((1u << bits) - 1)), atomicAdd(pair + 1, q >> bits);
@@ -92,9 +92,9 @@ struct Edge {
   uint64_t value;
 };
 
-// Return the largest threshold whose kept sum reaches `target`, by exact sums kept(key). The guess comes from
-// rounded sums and is off by few elements, if at all. Steps from it grow eightfold, then an interval is
-// bisected.
+// Return the largest threshold whose kept sum reaches `target`. kept(key) returns the exact sum of the elements
+// >= key. `guess` comes from rounded sums and is off by few elements. The search starts there with steps that grow
+// eightfold, then bisects.
 template <typename Kept>
 __device__ __forceinline__ float refine_threshold(uint32_t guess, double edges, uint32_t most, double target,
                                                   FixedPoint fixed, const Kept& kept) {
@@ -110,17 +110,17 @@ __device__ __forceinline__ float refine_threshold(uint32_t guess, double edges, 
   return __uint_as_float(from);
 }
 
-// Return the exact threshold from a histogram of mass shares in units of 2^-30. `above` is the share above
-// the threshold's bin, whose last key is `high`. edge_of(need) searches the bin. If rounded shares lead to a
-// wrong element, the exact sum above the bin corrects `need`.
+// Return the exact threshold after a histogram of rounded shares of `mass`, in units of 2^-30. `above` is the share
+// of the bins above the threshold's bin, and `high` the last key of that bin. edge_of(need) searches the bin. If
+// rounding led to a wrong element, the exact sum above the bin corrects `need`.
 template <typename Look, typename Kept>
 __device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,
                                                  uint32_t high, uint32_t most, double target, FixedPoint fixed,
                                                  const Look& edge_of, const Kept& kept) {
   double missing = static_cast<double>(share > above ? share - above : 1) * (mass * 0x1p-30);
   for (bool is_guess = true;; is_guess = false) {
-    const Edge edge = edge_of(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.real())) : 1);
-    const double edges = static_cast<double>(edge.value) / weights.real(), sum = kept(edge.key);
+    const Edge edge = edge_of(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.factor())) : 1);
+    const double edges = static_cast<double>(edge.value) / weights.factor(), sum = kept(edge.key);
     if (!is_guess || (sum >= target && sum - edges < target))
       return refine_threshold(edge.key, edges, most, target, fixed, kept);
     missing = target - kept(high + 1);

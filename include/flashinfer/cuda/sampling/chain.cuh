@@ -1,5 +1,5 @@
-// Verification of draft tokens (speculative decoding): accept in order, then draw one token from the rest of
-// the target.
+// Verification of draft tokens (Leviathan et al., 2023). Tokens are accepted in order up to the first rejection.
+// One more token is drawn from max(target - draft, 0) there, or from the target after the last draft.
 #pragma once
 
 #include <flashinfer/cuda/sampling/rows.cuh>
@@ -48,18 +48,18 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
     accepted += __popc(yes);
     if (no && emitted == n) emitted = start + __ffs(no) - 1;
   }
-  const Source source = target(emitted), minus = draft(min(emitted, n - 1));
-  const bool has_minus = emitted < n;
-  set_scratch([&](Scratch& s) { s.source = source, s.minus = minus, s.has_minus = has_minus, s.stage = {}; });
-  // Sums of the rest; sums of the target itself use the array of the maxima.
+  const Source source = target(emitted), subtracted = draft(min(emitted, n - 1));
+  const bool subtracts = emitted < n;
+  set_scratch([&](Scratch& s) { s.source = source, s.subtracted = subtracted, s.subtracts = subtracts, s.stage = {}; });
+  // Sums of max(target - draft, 0). The array of the maxima holds sums of the target, used if all of these are 0.
   e.begin_pass(2 * e.chunks);
   e.each_own([&](int c) {
     Chunk chunk;
     load_probs(chunk, source, c);
     e.broadcast(e.maxima() + c, chunk_sum(chunk));
-    if (has_minus) {
+    if (subtracts) {
       Chunk other;
-      load_probs(other, minus, c);
+      load_probs(other, subtracted, c);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   e.end_pass(), ++e.pass;
   Totals totals = e.totals();
   if (!totals.valid) {
-    set_scratch([](Scratch& s) { s.has_minus = false; });
+    set_scratch([](Scratch& s) { s.subtracts = false; });
     for (int c = threadIdx.x; c < e.chunks; c += blockDim.x) e.sums()[c] = e.maxima()[c];
     __syncthreads();
     totals = e.totals();

@@ -64,7 +64,7 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x) {
   return chunk_sum(x, [](float value) { return value; });
 }
 
-// First sums of a chunk: lane l has the sums of the elements l * 4 + c, 128 apart, as at[c].
+// First sums of a chunk: at[c] of lane l is the sum of the four elements l * 4 + c + 128 j.
 struct Sums {
   float at[4];
 };
@@ -95,7 +95,7 @@ __device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second)
   return sum;
 }
 
-// Return the sums of two chunks at once, in fewer steps than one by one.
+// Return the sums of two chunks, in fewer steps than two calls of chunk_sum().
 template <typename F>
 __device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& second, const F& value) {
   return pair_sum(first_sums(first, value), first_sums(second, value));
@@ -136,11 +136,11 @@ __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& secon
   return most;
 }
 
-// Element sizes of the types that rows have.
+// Return the size in bytes of an element of a row.
 __device__ __forceinline__ int size_of_row_type(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-// Load from global memory explicitly, because a pointer passed through structs hides its address space. Rows
-// that are reread stay in the L2 cache longer than others.
+// Load with a global-memory instruction, because the compiler loses the address space of pointers in structs. With
+// `again`, the row is reread, and the load asks the L2 cache to hold it longer.
 template <typename T>
 __device__ __forceinline__ Vec<T, 4> read4(const T* from, bool again) {
   using Raw = typename RawVec<4 * sizeof(T)>::Type;
@@ -164,7 +164,7 @@ struct Source {
   const char* data;
   DType dtype;
   int64_t n;
-  bool wide;  // every chunk allows loads of four elements
+  bool is_aligned;  // every chunk allows loads of four elements
 
   __device__ static Source of(const RowsOf& rows, int64_t offset, int64_t n) {
     const char* data = static_cast<const char*>(rows.data) + offset * size_of_row_type(rows.dtype);
@@ -191,10 +191,10 @@ struct Source {
   }
 
   __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding, bool again = false) const {
-    if (!wide || start + kSumChunk > n) {
-      Chunk some;  // not x: the address of an argument forces it into local memory
-      load_by_elements(some, Source(*this), start, padding);
-      x = some;
+    if (!is_aligned || start + kSumChunk > n) {
+      Chunk copy;  // not x: taking the address of x would move it to local memory
+      load_by_elements(copy, Source(*this), start, padding);
+      x = copy;
     } else if (dtype == DType::kFloat32) {
       load_whole<float>(x, start, again);
     } else if (dtype == DType::kFloat16) {
@@ -243,8 +243,8 @@ __device__ __noinline__ void store_by_elements(T* to, const Chunk& x, int64_t co
 template <typename T>
 __device__ __forceinline__ void store_chunk(T* to, const Chunk& x, int64_t left) {
   if (reinterpret_cast<uintptr_t>(to) % (4 * sizeof(T)) == 0 && left >= kSumChunk) return store_whole(to, x);
-  const Chunk some = x;
-  store_by_elements(to, some, left);
+  const Chunk copy = x;
+  store_by_elements(to, copy, left);
 }
 
 // Store a chunk to a matrix with rows of n elements.

@@ -27,7 +27,7 @@ __device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
   return ends[0];
 }
 
-// A lane holds the sum of a range of chunks; ranges are equal.
+// Draws by a running sum over chunks. Lane l holds the sum of `per_lane` chunks from l * per_lane on.
 template <bool kResident>
 struct Draw {
   Engine<kResident> e;
@@ -63,13 +63,13 @@ struct Draw {
 
   static constexpr int kEach = kSumChunk / 32;
 
-  // Read elements lane * kEach and on.
+  // Read a lane's kEach elements of chunk c.
   __device__ __forceinline__ void read(int c, float (&x)[kEach]) const {
     const int from = lane_id() * kEach;
     const int most = Engine<kResident>::own_chunks(e.chunks, e.size), owner = c / most;
-    const int kept_at = c - owner * most - e.skipped_of(e.own_of(owner));
-    if (kResident && kept_at >= 0) {
-      const uint32_t at = ptx::of_rank(e.x() + kept_at * kSumChunk + from, owner);
+    const int resident_index = c - owner * most - e.skipped_of(e.own_of(owner));
+    if (kResident && resident_index >= 0) {
+      const uint32_t at = ptx::of_rank(e.x() + resident_index * kSumChunk + from, owner);
 #pragma unroll
       for (int i = 0; i < kEach; i += 4) {
         const uint4 four = ptx::load4_of_rank(at + 4 * i);
@@ -79,19 +79,19 @@ struct Draw {
     } else {
       const Scratch& s = scratch();
       const int64_t start_at = int64_t{c} * kSumChunk + from;
-      float less[kEach] = {};
+      float subtrahend[kEach] = {};
       s.source.load_some(x, start_at);
-      if (s.has_minus) s.minus.load_some(less, start_at);
+      if (s.subtracts) s.subtracted.load_some(subtrahend, start_at);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         x[i] = s.stage(x[i]);
-        if (s.has_minus) x[i] = max_nan(x[i] - max_nan(less[i], 0.0f), 0.0f);
+        if (s.subtracts) x[i] = max_nan(x[i] - max_nan(subtrahend[i], 0.0f), 0.0f);
       }
     }
   }
 
-  // Return the first element of chunk c whose running sum passes `share`. If rounding leaves none, return the
-  // last kept element.
+  // Return the first element of chunk c whose running sum passes `share`. If there is none because of rounding,
+  // return the last kept element.
   __device__ int64_t find_in_chunk(int c, uint64_t share) const {
     const int from = lane_id() * kEach, count = min(e.left(c), kSumChunk);
     float x[kEach];

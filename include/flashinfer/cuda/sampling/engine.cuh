@@ -1,12 +1,12 @@
 // A cluster of CTAs that works on one row.
 //
-// Each CTA owns a range of the row's chunks. It keeps as many of its last chunks in shared memory as fit.
-// Each pass rereads the others from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the
+// Each CTA owns a range of the row's chunks. As many of its last chunks as fit are resident in shared memory. Each
+// pass rereads the others from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the
 // shared memory of every CTA. After one barrier each CTA knows the whole row and takes the same decisions.
 // Longer rows are not resident: each pass rereads them, without maxima.
 //
-// An engine is a few integers, passed by value. The address of an object would move it to local memory, and
-// what it points to could alias everything.
+// An engine is a few integers and is passed by value. A pointer to it would move it to local memory, and the
+// compiler would assume that other stores can change it.
 #pragma once
 
 #include <flashinfer/cuda/ptx/cluster.cuh>
@@ -30,8 +30,8 @@ struct Scratch {
   uint64_t found_above, found_value;
   uint32_t found_position;
   uint32_t counter, counts[kMaxCluster];  // candidates of this CTA, and of each CTA
-  Source source, minus;                   // the row, and the row that a draw subtracts
-  bool has_minus;
+  Source source, subtracted;              // the row, and the row that a draw subtracts
+  bool subtracts;
   Stage stage;
 };
 
@@ -98,10 +98,10 @@ struct Engine {
     const int most = own_chunks(chunks, size), from = min(of_rank * most, chunks);
     return min(from + most, chunks) - from;
   }
-  __device__ __forceinline__ int skipped_of(int own_ones) const { return max(own_ones - capacity, 0); }
-  __device__ __forceinline__ bool keeps(int c) const { return kResident && c - first >= skip; }
+  __device__ __forceinline__ int skipped_of(int own_count) const { return max(own_count - capacity, 0); }
+  __device__ __forceinline__ bool is_resident(int c) const { return kResident && c - first >= skip; }
 
-  // Start before the first pass: afterwards all CTAs run and their barriers exist.
+  // Start the cluster, before the first pass. Afterwards all CTAs are resident and have initialised their barriers.
   __device__ __forceinline__ void start() const { arrive(), wait(); }
   // The two halves of start(); the first does not wait.
   __device__ __forceinline__ void arrive() const {
@@ -116,14 +116,14 @@ struct Engine {
     if (is_cluster()) ptx::cluster_wait();
   }
 
-  // Synchronise the cluster; sync_reads() orders earlier reads only.
+  // Synchronise the cluster. sync_reads() orders earlier reads, but does not publish writes.
   __device__ __forceinline__ void sync() const { is_cluster() ? ptx::cluster_sync() : __syncthreads(); }
   __device__ __forceinline__ void sync_reads() const { is_cluster() ? ptx::cluster_sync_reads() : __syncthreads(); }
 
   __device__ __forceinline__ uint32_t barrier() const { return ptx::shared_address(&scratch().barriers[pass & 1]); }
 
-  // Begin a pass in which each CTA broadcasts `words` words in total; the barrier counts their bytes. Even
-  // and odd passes have different barriers, because a CTA may be ahead by one pass.
+  // Begin a pass in which the CTAs together broadcast `words` words to each CTA. The barrier counts their bytes.
+  // Even and odd passes have different barriers, because a CTA may be one pass ahead.
   __device__ __forceinline__ void begin_pass(int words) const {
     __syncthreads();  // the words of two passes ago are no longer read
     if (is_cluster() && threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(), words * 4);
@@ -155,7 +155,7 @@ struct Engine {
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
   __device__ __forceinline__ int warps() const { return blockDim.x / 32; }
 
-  // Store a word to all CTAs: one CTA per lane. Lanes from 16 on store a second word.
+  // Store a word to all CTAs, one per lane. Lanes from 16 on store the warp's second word.
   __device__ __forceinline__ void broadcast_bits(const uint32_t* at, uint32_t value, bool active) const {
     if (!active || (lane_id() & 15) >= size) return;
     if (is_cluster()) return ptx::store_of_rank(ptx::shared_address(at) + peer, value, barrier() + peer);
@@ -197,7 +197,7 @@ struct Engine {
   __device__ __forceinline__ int left(int c) const { return n - c * kSumChunk; }
 
   __device__ __forceinline__ void load(Chunk& chunk, int c) const {
-    if (!keeps(c)) return load_again(chunk, c);
+    if (!is_resident(c)) return load_again(chunk, c);
     const float* from = x() + (c - first - skip) * kSumChunk;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -214,11 +214,11 @@ struct Engine {
   }
 
   __device__ __forceinline__ void read(const Source& source, Chunk& chunk, int c, float padding) const {
-    source.load(chunk, int64_t{c} * kSumChunk, padding, !keeps(c));
+    source.load(chunk, int64_t{c} * kSumChunk, padding, !is_resident(c));
   }
 
   __device__ __forceinline__ void store(const Chunk& chunk, int c) const {
-    if (!keeps(c)) return;
+    if (!is_resident(c)) return;
     float* to = x() + (c - first - skip) * kSumChunk;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -227,15 +227,15 @@ struct Engine {
     }
   }
 
-  // Load raw elements and keep those that fit. The largest of each chunk goes to the maxima, or to the sums
-  // if the row is not resident.
+  // Load raw elements and store the resident chunks. The maximum of each chunk goes to the maxima, or to the sums if
+  // the row is not resident.
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima() {
     (kResident ? maxima_at : sums_at) ^= 1, summed = -1;
     maxima_to<kNaN>(*this);
     ++pass;
   }
-  // Passes are functions of their own, because they need all registers.
+  // Passes are separate functions, because each needs all registers.
   template <bool kNaN>
   __device__ __noinline__ static void maxima_to(Engine e) {
     const Source source = scratch().source;
@@ -265,7 +265,7 @@ struct Engine {
     const Source source = scratch().source;
     e.begin_pass(kResident && kMaxima ? 2 * e.chunks : e.chunks);
     const auto change = [&](Chunk& chunk, int c) {
-      if ((kRead || e.keeps(c)) && !is_zero(c)) chunk.each([&](float& value) { value = f(value); });
+      if ((kRead || e.is_resident(c)) && !is_zero(c)) chunk.each([&](float& value) { value = f(value); });
       e.store(chunk, c);
     };
     e.each_pair(
@@ -360,7 +360,7 @@ __device__ __forceinline__ float largest_of(const float* values, int n) {
   return most;
 }
 
-// Let one thread write Scratch between two barriers: the row and how chunks are read.
+// Call f(scratch) in one thread, between two barriers. f sets the row and the transformation of its chunks.
 template <typename F>
 __device__ __forceinline__ void set_scratch(const F& f) {
   __syncthreads();

@@ -1,10 +1,10 @@
-// Draws by filters that keep few elements, or by none. The row is read once, and elements that may be kept
-// are collected on the way.
+// Draws with filters that keep few elements, and without filters. The row is read once. That pass collects the
+// elements that a filter may keep.
 //
 // The first chunks give a lower bound of the threshold: for top-k the k-th largest of their lanes' maxima,
 // for min-p a share of the largest element. Elements that reach the bound are collected with their positions.
-// Sums over kept elements then have the order of common/fixed_sum.h without rereading the row. If too many
-// reach it, the row is reread.
+// Sums over kept elements then have the order of common/fixed_sum.h without rereading the row. If too many elements
+// reach the bound, the row is reread.
 #pragma once
 
 #include <type_traits>
@@ -29,7 +29,7 @@ struct FewRow : StreamRow {
     if (lane_id() == 0) begins()[2 * (first_pair + pair)] = span.base, begins()[2 * (first_pair + pair) + 1] = span.all;
     if (span.all == 0 || span.base + span.all > kCollected) return;
     uint32_t at = span.at;
-    const auto put = [&](const Chunk& x, int first) {
+    const auto append = [&](const Chunk& x, int first) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (!__any_sync(kWarp, found >> (first + 4 * j) & 15)) continue;
@@ -41,18 +41,18 @@ struct FewRow : StreamRow {
         }
       }
     };
-    put(one, 0), put(other, 16);
+    append(one, 0), append(other, 16);
   }
 
-  // Read the row and return its largest element, or NaN if there is one. Collect the elements that may be
-  // kept. Sum the chunks of probabilities. Call also(pair) for each pair.
+  // Read the row and return its largest element, or NaN if the row contains one. Collect the elements that a filter
+  // may keep. Sum the chunks of probabilities. Call also(pair) for each pair.
   template <bool kLogits, typename Also>
   __device__ __forceinline__ float stream(const Source& source, const Source& next, const Filters& f,
                                           const Also& also) {
     using Key = std::conditional_t<kLogits, Signed, Unsigned>;
     const float share = static_cast<float>(f.min_p);
-    const bool shares = f.has_min_p && f.min_p < 1, collects = f.top_k.on || f.has_min_p;
-    uint32_t* most = scratch().counts;  // largest key; 1 if there is a NaN
+    const bool has_share = f.has_min_p && f.min_p < 1, collects = f.top_k.on || f.has_min_p;
+    uint32_t* most = scratch().counts;  // [0]: largest key; [1]: 1 if the row contains NaN
     if (threadIdx.x == 0) scratch().counter = 0, most[0] = 0, most[1] = 0;
     __syncthreads();
     // A probability of 0 or a logit of -inf is never drawn.
@@ -81,7 +81,7 @@ struct FewRow : StreamRow {
       }
       if (f.has_min_p) {
         const float known = __uint_as_float(*static_cast<volatile uint32_t*>(most));
-        bound = fmaxf(bound, shares ? share * known : known);
+        bound = fmaxf(bound, has_share ? share * known : known);
       }
       collect<Key>(one, other, pair, bound);
     });
@@ -142,16 +142,16 @@ struct FewRow : StreamRow {
     return totals(row.fixed).real();
   }
 
-  // Return the largest key in [least, most] whose elements and all above hold a share p of the row. Those
-  // from `least` on do.
+  // Return the largest key in [least, most] such that the elements with this key or a larger one hold the share p of
+  // the row. The elements from `least` on hold it.
   __device__ __forceinline__ uint32_t top_p_among(uint32_t count, double p, const Totals& row, uint32_t least,
                                                   uint32_t most) {
     if (!(p > 0)) return most;
     const double target = p * row.real();
     const Weights weights = Weights::of(most, e.n);
     const Edge edge =
-        search<true>(*this, count, least, most, static_cast<uint64_t>(ceil(target * weights.real())), weights);
-    const double kept = kept_from(edge.key, row), edges = static_cast<double>(edge.value) / weights.real();
+        search<true>(*this, count, least, most, static_cast<uint64_t>(ceil(target * weights.factor())), weights);
+    const double kept = kept_from(edge.key, row), edges = static_cast<double>(edge.value) / weights.factor();
     if (kept >= target && kept - edges < target) return edge.key;
     // The sums were rounded: bisect with exact sums.
     uint32_t low = least, high = most + 1;
@@ -169,7 +169,7 @@ struct FewRow : StreamRow {
 template <bool kLogits>
 __device__ __noinline__ void sample_again(const SampleParams& p, const Source& source, int64_t row) {
   Engine<false> e = Engine<false>::of(p.vocab_size);
-  set_scratch([&](Scratch& s) { s.source = source, s.stage = {}, s.has_minus = false; });
+  set_scratch([&](Scratch& s) { s.source = source, s.stage = {}, s.subtracts = false; });
   Totals totals{{1, 1}, 0, false};
   const float t = prepare_row<kLogits>(p, e, Filters::of(p, row, row), totals);
   draw_run(p, e, row, row + 1, totals, t);

@@ -1,5 +1,6 @@
 // Rows in the shared memory of a cluster: one read from global memory, then passes over shared memory. A warp
-// processes two chunks at a time. Each thread accesses its own elements only, so passes need no barrier.
+// processes two chunks at a time. A thread accesses only elements that it has stored itself, so passes need no
+// barrier.
 //
 // Definitions, sums and their order equal those of engine.cuh.
 #pragma once
@@ -95,7 +96,7 @@ struct Held {
     e.broadcast_pair(to, chunk(which), has(which + 1), value);
   }
 
-  // First pass, from global memory. Loads are in flight before the CTAs of the cluster have synchronised.
+  // Read the row from global memory, in the first pass. The first loads are issued before the cluster has started.
   template <typename F>
   __device__ __forceinline__ void read(const Source& source, float padding, const F& f) const {
 #pragma unroll 1

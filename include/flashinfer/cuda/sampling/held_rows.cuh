@@ -42,9 +42,9 @@ struct HeldRow : HeldSearch {
     return t;
   }
 
-  // Find the chunk whose running sum passes the share, and the share left in it. One warp does so, into
-  // Scratch.
-  __device__ __forceinline__ void choose(const SampleParams& p, int64_t output, const Totals& totals) const {
+  // Find the chunk whose running sum passes the share, and the share left in it. One warp calls this and stores both
+  // to Scratch.
+  __device__ __forceinline__ void choose_chunk(const SampleParams& p, int64_t output, const Totals& totals) const {
     const float* of_chunks = sums();
     const int per_lane = (e.chunks + 31) / 32, from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
     uint64_t own = 0;
@@ -67,14 +67,14 @@ struct HeldRow : HeldSearch {
       if (e.rank == 0 && threadIdx.x == 0) put_sample(p, output, 0, false);
       return;
     }
-    if (e.warp() == 0) choose(p, output, totals);
+    if (e.warp() == 0) choose_chunk(p, output, totals);
     __syncthreads();
     const int c = scratch().found_position;
     each_chunk([&](const Chunk& x, int which) {
       if (chunk(which) == c) find_in_chunk(x, c, scratch().found_above, p, output, totals, t);
     });
   }
-  // Draw from a row in global memory with elements change(x). One warp does so, and the others need not wait.
+  // Draw from a row in global memory, whose elements are change(x). One warp draws, and the others need not wait.
   template <typename F>
   __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
                                             const Totals& totals, float t, const F& change) const {
@@ -83,7 +83,7 @@ struct HeldRow : HeldSearch {
       if (lane_id() == 0) put_sample(p, output, 0, false);
       return;
     }
-    choose(p, output, totals);
+    choose_chunk(p, output, totals);
     const int c = scratch().found_position;
     Chunk x;
     source.load(x, int64_t{c} * kSumChunk, padding);
@@ -94,14 +94,14 @@ struct HeldRow : HeldSearch {
   __device__ __forceinline__ void find_in_chunk(const Chunk& x, int c, uint64_t share, const SampleParams& p,
                                                 int64_t output, const Totals& totals, float t) const {
     const int count = min(e.left(c), kSumChunk);
-    const auto stays = [&](float value, int place) { return value > 0 && value >= t && place < count; };
+    const auto is_kept = [&](float value, int index) { return value > 0 && value >= t && index < count; };
     int token = -1, last = -1, part = -1;
     uint64_t own[4] = {}, ends[4], start = 0, before = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        if (stays(x.at[j][i], part_start(j) + i)) own[j] += totals.fixed(x.at[j][i]), last = part_start(j) + i;
+        if (is_kept(x.at[j][i], part_start(j) + i)) own[j] += totals.fixed(x.at[j][i]), last = part_start(j) + i;
     }
     warp_ends(own, ends);
 #pragma unroll
@@ -116,7 +116,7 @@ struct HeldRow : HeldSearch {
       for (int i = 0; i < 4; ++i) {
         const float low = part == 0 ? x.at[0][i] : x.at[1][i], high = part == 2 ? x.at[2][i] : x.at[3][i];
         const float value = part < 2 ? low : high;
-        if (stays(value, part_start(part) + i)) start += totals.fixed(value);
+        if (is_kept(value, part_start(part) + i)) start += totals.fixed(value);
         token += start <= share;
       }
     }

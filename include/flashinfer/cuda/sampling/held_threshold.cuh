@@ -70,7 +70,7 @@ struct HeldSearch : Held {
     return {!__any_sync(kWarp, count > kOwnKeys), __reduce_add_sync(kWarp, count), count};
   }
 
-  // Call f(key, index) for all gathered keys; each CTA's keys go to some of the warps.
+  // Call f(key, index) for all gathered keys. The keys of a CTA are distributed over some of the warps.
   template <typename F>
   __device__ __forceinline__ void each_key(const Gathered& all, const F& f) const {
     const int parts = kHeldWarps / e.size, r = e.warp() / parts, lane = lane_id();
@@ -82,7 +82,7 @@ struct HeldSearch : Held {
   }
 
   // Return the need-th largest of a few keys; each thread ranks one.
-  __device__ __forceinline__ uint32_t ranked(const Gathered& all, uint32_t need) const {
+  __device__ __forceinline__ uint32_t rank_few(const Gathered& all, uint32_t need) const {
     uint32_t* few = few_keys();
     each_key(all, [&](uint32_t key, uint32_t number) { few[number] = key; });
     __syncthreads();
@@ -100,21 +100,20 @@ struct HeldSearch : Held {
     return scratch().found_position;
   }
 
-  // Narrow the interval by levels of bins over the gathered keys until one key is left. Each CTA does so by
-  // itself.
+  // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the same.
   template <bool kMass>
-  __device__ __forceinline__ Edge among(const Gathered& all, uint32_t low, uint32_t high, uint64_t need,
-                                        Weights weights) const {
+  __device__ __forceinline__ Edge search_gathered(const Gathered& all, uint32_t low, uint32_t high, uint64_t need,
+                                                  Weights weights) const {
     constexpr int kEachBins = kLocalBins / 256;
     uint32_t* words = bins();
     uint64_t value;
     do {
-      Bins<kLocalBins> parted(low, high);
+      Bins<kLocalBins> split(low, high);
       clear(words, kMass ? 2 * kLocalBins : kLocalBins);
       each_key(all, [&](uint32_t key, uint32_t) {
-        if (!parted.holds(key)) return;
-        if constexpr (kMass) weights.add(words + 2 * parted.of(key), __uint_as_float(key));
-        if constexpr (!kMass) atomicAdd(words + parted.of(key), 1u);
+        if (!split.holds(key)) return;
+        if constexpr (kMass) weights.add(words + 2 * split.of(key), __uint_as_float(key));
+        if constexpr (!kMass) atomicAdd(words + split.of(key), 1u);
       });
       __syncthreads();
       uint64_t values[kEachBins];
@@ -126,13 +125,13 @@ struct HeldSearch : Held {
       }
       const Found found = find(values, need, kLocalBins - 1);
       need = need > found.above ? need - found.above : 1;
-      parted.narrow(kLocalBins - 1 - found.position);
-      low = parted.low, high = parted.high, value = found.value;
+      split.narrow(kLocalBins - 1 - found.position);
+      low = split.low, high = split.high, value = found.value;
     } while (low < high);
     return {low, value};
   }
 
-  // Return the threshold in [low, high]. Gather its keys, after splitting by bins if there are too many.
+  // Return the threshold in [low, high]. Gather the keys of the interval. While they are too many, narrow it by bins.
   template <typename Key, bool kMass>
   __device__ __forceinline__ Edge resolve(uint32_t low, uint32_t high, uint64_t need, Weights weights) {
     constexpr int kCount = kMass ? kBins / 2 : kBins;
@@ -140,23 +139,23 @@ struct HeldSearch : Held {
     do {
       const Gathered all = gather<Key>(low, high);
       if (all.fits) {
-        if (kMass || all.total > kFewKeys) return among<kMass>(all, low, high, need, weights);
+        if (kMass || all.total > kFewKeys) return search_gathered<kMass>(all, low, high, need, weights);
         need = need > all.total ? all.total : need;
-        return {ranked(all, static_cast<uint32_t>(need < 1 ? 1 : need)), 0};
+        return {rank_few(all, static_cast<uint32_t>(need < 1 ? 1 : need)), 0};
       }
-      Bins<kCount> parted(low, high);
+      Bins<kCount> split(low, high);
       uint32_t* words = bins();
       clear(words, kBins);
       each([&](float x) {
         const uint32_t key = Key::key(x);
-        if (!parted.holds(key)) return;
-        if constexpr (kMass) weights.add(words + 2 * parted.of(key), x);
-        if constexpr (!kMass) atomicAdd(words + parted.of(key), 1u);
+        if (!split.holds(key)) return;
+        if constexpr (kMass) weights.add(words + 2 * split.of(key), x);
+        if constexpr (!kMass) atomicAdd(words + split.of(key), 1u);
       });
       const Found found = find_in<kMass>(need, weights);
       need = need > found.above ? need - found.above : 1;
-      parted.narrow(kCount - 1 - found.position);
-      low = parted.low, high = parted.high, value = found.value;
+      split.narrow(kCount - 1 - found.position);
+      low = split.low, high = split.high, value = found.value;
     } while (low < high);
     return {low, value};
   }

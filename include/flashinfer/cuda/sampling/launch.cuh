@@ -20,14 +20,14 @@ inline int64_t shared_memory(int device) {
 
 // Return the longest row. Every CTA holds the sums of all chunks of a row in its shared memory.
 inline int64_t longest_row(bool keeps_maxima, int device) {
-  constexpr int kOthers = 64;  // static bytes of a kernel in addition to Scratch
-  const int64_t memory = shared_memory(device) - kOthers - Engine<false>::bytes(0, 0, keeps_maxima);
+  constexpr int kOtherBytes = 64;  // static bytes of a kernel in addition to Scratch
+  const int64_t memory = shared_memory(device) - kOtherBytes - Engine<false>::bytes(0, 0, keeps_maxima);
   const int64_t elements = memory / Engine<false>::chunk_bytes(keeps_maxima) * kSumChunk;
   return elements < kLongestRow ? elements : kLongestRow;
 }
 
-// Shape for rows that stay in shared memory. Long rows take one CTA per SM. The rows in flight, except their
-// resident chunks, then fit into the L2 cache. A row is split as long as all rows have SMs at once.
+// Shape for rows that stay in shared memory. Long rows take one CTA per SM. The chunks of running rows that are not
+// resident then fit into the L2 cache. A row is split over more CTAs while all rows still run at once.
 inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int most = info.major >= 9 ? kMaxCluster : 1;
@@ -86,7 +86,7 @@ void launch_rows(const Shape& shape, int64_t clusters, const Launch& where, cons
                           where, args...);
 }
 
-// Split of the outputs among clusters if outputs name their rows. Outputs of one row in a cluster share its
+// Split of outputs among clusters, for calls with indices of rows. In a cluster, outputs of the same row share its
 // load.
 struct Groups {
   int64_t outputs, count;

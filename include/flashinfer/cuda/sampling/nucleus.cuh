@@ -1,8 +1,9 @@
 // Thresholds of top-p in one read of a row by one CTA.
 //
-// A sample of the row gives an interval for the threshold (nucleus_sample.cuh), and the read collects its
-// elements (nucleus_read.cuh). If the threshold lies outside or too much lies inside, the row is reread with
-// an interval from the sums of the first read. If that fails too, sums of bins narrow it.
+// A sample of the row gives an interval for the threshold (nucleus_sample.cuh). A read of the row collects the
+// elements of the interval (nucleus_read.cuh). If the threshold is outside, or if the interval has too many
+// elements, the row is reread with a second interval, from the sums of the first read. If that fails too, sums of
+// bins narrow the interval.
 #pragma once
 
 #include <flashinfer/cuda/sampling/nucleus_sample.cuh>
@@ -12,8 +13,9 @@ namespace flashinfer::cuda {
 struct NucleusRow : NucleusSample {
   using NucleusSample::NucleusSample;
 
-  // A key of [low, high] whose collected elements and those above sum to `missing`, by rounded weights, and
-  // the sum of the elements with that key. Levels of bins narrow the interval until a bin has few elements.
+  // A key and the sum of the elements with that key. search() returns the largest key of [low, high] such that the
+  // collected elements from that key on sum to `missing`, by rounded weights. Levels of bins narrow the interval
+  // until a bin has few elements.
   struct Candidate {
     uint32_t key;
     double sum;
@@ -24,40 +26,40 @@ struct NucleusRow : NucleusSample {
   }
   __device__ __forceinline__ Candidate search(uint32_t count, uint32_t low, uint32_t high, double missing) const {
     // Weights are up to 2^17, so all collected ones sum to less than 2^32.
-    static_assert(4 * kAside < 1 << 15);
+    static_assert(4 * kCollectedGroups < 1 << 15);
     const int exponent = static_cast<int>(high >> 23) - 127, up = 16 - exponent;
     const Weights weights{static_cast<float>(power_of_two(up / 2)), static_cast<float>(power_of_two(up - up / 2)), 0};
     const auto sum_of = [&](uint32_t key, uint32_t number) { return number * double{__uint_as_float(key)}; };
-    auto need = static_cast<uint32_t>(fmin(fmax(ceil(missing * weights.real()), 1.0), 0x1p32 - 1));
+    auto need = static_cast<uint32_t>(fmin(fmax(ceil(missing * weights.factor()), 1.0), 0x1p32 - 1));
     uint32_t* words = bins();
-    uint32_t& few = scratch().counts[3];
+    uint32_t& in_bin = scratch().counts[3];
     for (;;) {
-      Bins<kBins> parted(low, high);
-      if (threadIdx.x == 0) few = 0;
+      Bins<kBins> split(low, high);
+      if (threadIdx.x == 0) in_bin = 0;
       clear(words, kBins);
-      each_aside(count, [&](float x) {
+      each_collected(count, [&](float x) {
         const uint32_t key = __float_as_uint(x);
-        if (parted.holds(key)) atomicAdd(words + parted.of(key), weights(x));
+        if (split.holds(key)) atomicAdd(words + split.of(key), weights(x));
       });
       __syncthreads();
       const int bin = kBins - 1 - 2 * static_cast<int>(threadIdx.x);
       const uint64_t values[2] = {words[bin], words[bin - 1]};
       const Found found = find(values, need, kBins - 1);
       need = need > found.above ? need - static_cast<uint32_t>(found.above) : 1;
-      parted.narrow(kBins - 1 - found.position);
-      low = parted.low, high = parted.high;
+      split.narrow(kBins - 1 - found.position);
+      low = split.low, high = split.high;
       if (low == high) {
         const uint32_t weight = weights(__uint_as_float(low));
         return {low, sum_of(low, weight == 0 ? 0 : static_cast<uint32_t>(found.value) / weight)};
       }
-      each_aside(count, [&](float x) {
+      each_collected(count, [&](float x) {
         const uint32_t key = __float_as_uint(x);
-        if (!parted.holds(key)) return;
-        const uint32_t at = ptx::atomic_add_shared(ptx::shared_address(&few), 1);
+        if (!split.holds(key)) return;
+        const uint32_t at = ptx::atomic_add_shared(ptx::shared_address(&in_bin), 1);
         if (at < 32) words[at] = key;
       });
       __syncthreads();
-      const uint32_t number = few;
+      const uint32_t number = in_bin;
       if (number <= 32) {
         const uint32_t own = lane_id() < number ? words[lane_id()] : 0, weight = weights(__uint_as_float(own));
         uint32_t reach = 0;
@@ -74,27 +76,27 @@ struct NucleusRow : NucleusSample {
   }
 
   // Return the largest collected key below `high`.
-  __device__ __forceinline__ uint32_t largest_aside(uint32_t count, float high) const {
+  __device__ __forceinline__ uint32_t largest_collected(uint32_t count, float high) const {
     if (threadIdx.x == 0) scratch().counts[0] = 0;
     __syncthreads();
     uint32_t most = 0;
-    each_aside(count, [&](float x) { most = max(most, x < high ? __float_as_uint(x) : 0u); });
+    each_collected(count, [&](float x) { most = max(most, x < high ? __float_as_uint(x) : 0u); });
     most = __reduce_max_sync(kWarp, most);
     if (lane_id() == 0) atomicMax(&scratch().counts[0], most);
     __syncthreads();
     return scratch().counts[0];
   }
 
-  // Return the largest threshold whose sum reaches `target`, if it lies in the interval. The sums become
-  // those of kept elements.
+  // Return the largest threshold whose sum reaches `target`, if it lies in the interval. Afterwards the row's sums are
+  // those of the kept elements.
   __device__ __forceinline__ Resolved resolve(const Interval& interval, double target, FixedPoint fixed) {
     const uint32_t count = scratch().counter;
     const double above = fixed.real(sum_of(e.n, 0, 0, fixed));
     if (above >= target) return {Outcome::kAbove, 0, 0, above};
-    if (count > kAside) return {Outcome::kTooMuch, 0, 0, above};
+    if (count > kCollectedGroups) return {Outcome::kTooMuch, 0, 0, above};
     const uint32_t least = __float_as_uint(interval.low);
     const uint32_t most =
-        interval.high < INFINITY ? __float_as_uint(interval.high) - 1 : largest_aside(count, interval.high);
+        interval.high < INFINITY ? __float_as_uint(interval.high) - 1 : largest_collected(count, interval.high);
     if (most < least) return {Outcome::kBelow, 0, 0, above};
     const auto sum_at = [&](uint32_t key) { return sum_of(e.n, count, __uint_as_float(key), fixed); };
     const auto found = [&](uint32_t key, uint64_t kept) {
@@ -104,10 +106,10 @@ struct NucleusRow : NucleusSample {
     // `beyond`.
     uint32_t low = least, high = most + 1;
     double beyond = above;
-    bool is_sure = false;  // elements >= `low` are known to suffice
+    bool low_suffices = false;  // elements >= `low` are known to suffice
     for (int iteration = 1;; ++iteration) {
-      // Weights are rounded relative to the largest key, so exact sums at closer keys lead further. Some
-      // steps bisect, because weights may mislead for long.
+      // Weights are rounded relative to the largest key, so each exact sum, which lowers `high`, makes later weights
+      // more exact. Every fourth step bisects, because weights may mislead for many steps.
       Candidate candidate{low + (high - low) / 2, 0};
       if (iteration % 4 != 0) candidate = search_of(e.n, count, low, high - 1, target - beyond);
       // A bin whose weights are all 0 may be empty.
@@ -117,14 +119,14 @@ struct NucleusRow : NucleusSample {
       if (is_threshold(sum, candidate.sum, __uint_as_float(candidate.key), target, fixed))
         return found(candidate.key, kept);
       if (sum < target) {
-        if (!is_sure) {
+        if (!low_suffices) {
           const double all = candidate.key == low ? sum : fixed.real(sum_at(low));
           if (all < target) return {Outcome::kBelow, 0, 0, all};
-          is_sure = true;
+          low_suffices = true;
         }
         high = candidate.key, beyond = sum;
       } else {
-        low = candidate.key, is_sure = true;
+        low = candidate.key, low_suffices = true;
         for (const uint32_t step : {1u, 1u << 20}) {
           if (step >= high - low) continue;
           const double next = fixed.real(sum_at(low + step));
@@ -135,7 +137,7 @@ struct NucleusRow : NucleusSample {
           }
         }
       }
-      const uint32_t largest = largest_aside(count, __uint_as_float(high));
+      const uint32_t largest = largest_collected(count, __uint_as_float(high));
       if (largest <= low) return found(low, sum_at(low));
       high = largest + 1;
     }
@@ -143,12 +145,12 @@ struct NucleusRow : NucleusSample {
 
   // Narrow the bounds to the bin with the threshold, by a histogram over a read of the row.
   template <typename T>
-  __device__ __noinline__ static Interval narrower(int n, const T* source) {
+  __device__ __noinline__ static Interval narrow_by_bins(int n, const T* source) {
     const NucleusRow x(n);
     const Bounds bounds = known().bounds;
     if (bounds.is_one()) return {INFINITY, __uint_as_float(bounds.low)};
     constexpr int kCount = kSampleBins / 2;
-    Bins<kCount> parted(bounds.low, bounds.high - 1);
+    Bins<kCount> split(bounds.low, bounds.high - 1);
     const Weights weights = Weights::of(bounds.high - 1, x.e.n);
     uint32_t* words = x.sample();
     __syncthreads();
@@ -160,7 +162,7 @@ struct NucleusRow : NucleusSample {
       for (Chunk& chunk : pair) {
         chunk.each([&](float& value) {
           const uint32_t key = __float_as_uint(value);
-          if (parted.holds(key)) weights.add(words + 2 * parted.of(key), value);
+          if (split.holds(key)) weights.add(words + 2 * split.of(key), value);
         });
       }
     }
@@ -171,13 +173,13 @@ struct NucleusRow : NucleusSample {
       const uint32_t* pair = words + 2 * (kCount - 1 - 2 * static_cast<int>(threadIdx.x) - i);
       values[i] = weights.sum(pair[0], pair[1]);
     }
-    const auto need = static_cast<uint64_t>(ceil(fmax(known().target - bounds.sum, 0.0) * weights.real()));
-    parted.narrow(kCount - 1 - find(values, need, kCount - 1).position);
+    const auto need = static_cast<uint64_t>(ceil(fmax(known().target - bounds.sum, 0.0) * weights.factor()));
+    split.narrow(kCount - 1 - find(values, need, kCount - 1).position);
     // Bin sums are rounded. After more than two misses, include the adjacent bins.
     const uint64_t more = (uint64_t{1} << 2 * min(max(bounds.missed - 2, 0), 16)) - 1;
-    const uint64_t wider = more * (parted.high + 1 - parted.low);
-    const auto low = static_cast<uint32_t>(parted.low - min(wider, uint64_t{parted.low - bounds.low}));
-    const auto high = static_cast<uint32_t>(parted.high + 1 + min(wider, uint64_t{bounds.high - 1 - parted.high}));
+    const uint64_t wider = more * (split.high + 1 - split.low);
+    const auto low = static_cast<uint32_t>(split.low - min(wider, uint64_t{split.low - bounds.low}));
+    const auto high = static_cast<uint32_t>(split.high + 1 + min(wider, uint64_t{bounds.high - 1 - split.high}));
     return {__uint_as_float(low), __uint_as_float(high)};
   }
 
@@ -187,7 +189,7 @@ struct NucleusRow : NucleusSample {
     if (!(k.sample > 0)) return {__uint_as_float(1), INFINITY};
     return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kTargetElements, x.least(k.p, k.sample));
   }
-  // Make the second interval from the sample's weight at the known sum and at the target.
+  // Return a second interval. The exact sum at an end of the first one corrects the sample's weight of the target.
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
     const Known& k = known();
@@ -208,8 +210,8 @@ struct NucleusRow : NucleusSample {
     return x.resolve(interval, known().target, known().row.fixed);
   }
 
-  // Return the threshold and leave the row's total and the kept sums. Part of the next row is then in flight
-  // to the L2 cache. With kAgain, the caller rereads the row.
+  // Return the threshold, set `row` to the total of kept elements, and leave their sums in shared memory. Prefetch
+  // part of the next row to the L2 cache. With kAgain, the caller rereads the row.
   template <bool kAgain, typename T>
   __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row) {
     Chunk even[2], odd[2];
@@ -217,7 +219,7 @@ struct NucleusRow : NucleusSample {
     Interval interval{INFINITY, 0};
     if (threadIdx.x == 0) known().p = p;
     if (!(p >= 1)) {
-      look(even);
+      weigh_sample(even);
       interval = first_interval(e.n);
     }
     for (bool is_first = true;; is_first = false) {
@@ -244,10 +246,10 @@ struct NucleusRow : NucleusSample {
         row.total = result.kept;
         return result.t;
       }
-      if (threadIdx.x == 0) known().bounds.learn(interval, result);
+      if (threadIdx.x == 0) known().bounds.update(interval, result);
       __syncthreads();
       const bool again = is_first && known().sample > 0 && !known().bounds.is_one();
-      interval = again ? second_interval(e.n, result.outcome, result.sum) : narrower(e.n, source);
+      interval = again ? second_interval(e.n, result.outcome, result.sum) : narrow_by_bins(e.n, source);
       load<kAgain>(even, source, 0), load<kAgain>(odd, source, 1);
     }
   }

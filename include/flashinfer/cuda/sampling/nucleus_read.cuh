@@ -1,8 +1,8 @@
 // One read of a row that serves many thresholds.
 //
-// Four elements become one number: the first of a chunk's sums (chunk.cuh), over the elements above an
-// interval. If one of the four lies in the interval, all four are collected. The elements >= t then have
-// exact sums for each t of the interval, in the order of common/fixed_sum.h, without rereading the row.
+// Four elements form a group, and the read stores one number per group: the first sum (chunk.cuh) of its elements
+// above an interval. If an element of the group lies in the interval, all four are collected. For each t of the
+// interval, the elements >= t then have exact sums in the order of common/fixed_sum.h, without rereading the row.
 #pragma once
 
 #include <flashinfer/cuda/ptx/scan.cuh>
@@ -13,8 +13,8 @@ namespace flashinfer::cuda {
 constexpr int kNucleusThreads = 512;
 constexpr int kNucleusWarps = kNucleusThreads / 32;
 constexpr int kSampleBins = 4 * kNucleusThreads;
-constexpr int kAside = 4192;    // groups of four elements that can be collected
-constexpr int kPairsAhead = 3;  // pairs per warp of the next row in flight to the L2 cache
+constexpr int kCollectedGroups = 4192;  // groups of four elements that can be collected
+constexpr int kPairsAhead = 3;          // pairs per warp of the next row in flight to the L2 cache
 
 struct Interval {
   float low, high;
@@ -24,10 +24,10 @@ struct NucleusRead : HeldRow {
   int first_pair, own_pairs;
 
   static int64_t bytes() {
-    return (3 * kHeldChunks + kBins + kSampleBins + kHeldChunks * (kSumChunk / 4) + 5 * kAside) * int64_t{4};
+    return (3 * kHeldChunks + kBins + kSampleBins + kHeldChunks * (kSumChunk / 4) + 5 * kCollectedGroups) * int64_t{4};
   }
 
-  // Functions rebuild it: it has few members.
+  // Functions construct it again instead of taking it as an argument, because it has few members.
   __device__ __forceinline__ explicit NucleusRead(int n) {
     e = Engine<false>{};
     e.n = n, e.chunks = e.own = static_cast<int>(num_chunks(n)), e.size = 1;
@@ -39,12 +39,14 @@ struct NucleusRead : HeldRow {
   __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
   __device__ __forceinline__ float* groups() const { return reinterpret_cast<float*>(sample() + kSampleBins); }
   // Collected groups: four elements and the group's index, in lists of kAside words.
-  __device__ __forceinline__ float* aside() const { return groups() + kHeldChunks * (kSumChunk / 4); }
+  __device__ __forceinline__ float* collected() const { return groups() + kHeldChunks * (kSumChunk / 4); }
   __device__ __forceinline__ float4 of_group(uint32_t i) const {
-    const float* at = aside() + i;
-    return make_float4(at[0], at[kAside], at[2 * kAside], at[3 * kAside]);
+    const float* at = collected() + i;
+    return make_float4(at[0], at[kCollectedGroups], at[2 * kCollectedGroups], at[3 * kCollectedGroups]);
   }
-  __device__ __forceinline__ uint32_t place(uint32_t i) const { return __float_as_uint(aside()[4 * kAside + i]); }
+  __device__ __forceinline__ uint32_t group_index(uint32_t i) const {
+    return __float_as_uint(collected()[4 * kCollectedGroups + i]);
+  }
 
   // Start in the middle of the warp's pairs, so that the first pairs are spread over the row.
   __device__ __forceinline__ int chunk_of(int pair) const {
@@ -52,7 +54,7 @@ struct NucleusRead : HeldRow {
     return 2 * (first_pair + (at < own_pairs ? at : at - own_pairs));
   }
 
-  // Load rows of which four elements are one access. Elements after the end are 0.
+  // Load a pair of chunks, four elements per access. Elements after the end are 0.
   template <bool kAgain, typename T>
   __device__ __forceinline__ void load(Chunk (&pair)[2], const T* source, int at) const {
     if (at < 0 || at >= own_pairs) return;
@@ -91,9 +93,9 @@ struct NucleusRead : HeldRow {
     return add_up(FixedPoint::of(__uint_as_float(most)), most);
   }
 
-  // Store the sums of a pair's chunks and the first sums above the interval. Collect groups that reach into
-  // it.
-  __device__ __forceinline__ void take(Chunk (&chunks)[2], int pair, const Interval& interval) const {
+  // Store the sums of a pair's chunks, and the first sum above the interval of each group. Collect the groups with an
+  // element in the interval.
+  __device__ __forceinline__ void process(Chunk (&chunks)[2], int pair, const Interval& interval) const {
     uint32_t found = 0;
     const int c = chunk_of(pair);
     float* to = groups() + c * (kSumChunk / 4) + part_start(0);
@@ -104,7 +106,8 @@ struct NucleusRead : HeldRow {
       float above[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Products with 0 and 1 run on other units than comparisons do. Rows with infinities need no answer.
+        // Products with 0 and 1 run on other units than comparisons do. They are NaN for infinities, but rows with
+        // infinities are invalid.
         float taken[4], below[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -123,21 +126,21 @@ struct NucleusRead : HeldRow {
     uint32_t base = 0;
     if (lane_id() == 0) base = ptx::atomic_add_shared(ptx::shared_address(&scratch().counter), all);
     base = __shfl_sync(kWarp, base, 0);
-    if (base + all > kAside) return;
-    float* put = aside() + base + end - own;
-    const int place = c * (kSumChunk / 4) + part_start(0);
+    if (base + all > kCollectedGroups) return;
+    float* put = collected() + base + end - own;
+    const int group_index = c * (kSumChunk / 4) + part_start(0);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (!(found >> i & 1)) continue;
       const Chunk& x = chunks[i / 4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) put[j * kAside] = x.at[j][i % 4];
-      put[4 * kAside] = __uint_as_float(place + i / 4 * (kSumChunk / 4) + i % 4);
+      for (int j = 0; j < 4; ++j) put[j * kCollectedGroups] = x.at[j][i % 4];
+      put[4 * kCollectedGroups] = __uint_as_float(group_index + i / 4 * (kSumChunk / 4) + i % 4);
       ++put;
     }
   }
 
-  // The first two pairs are loaded.
+  // Process all pairs of the row. The caller has loaded the first two.
   template <bool kAgain, typename T>
   __device__ __forceinline__ void pass(Chunk (&even)[2], Chunk (&odd)[2], const T* source,
                                        const Interval& interval) const {
@@ -145,10 +148,10 @@ struct NucleusRead : HeldRow {
     __syncthreads();
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; pair += 2) {
-      take(even, pair, interval);
+      process(even, pair, interval);
       load<kAgain>(even, source, pair + 2);
       if (pair + 1 >= own_pairs) break;
-      take(odd, pair + 1, interval);
+      process(odd, pair + 1, interval);
       load<kAgain>(odd, source, pair + 3);
     }
     __syncthreads();
@@ -156,7 +159,7 @@ struct NucleusRead : HeldRow {
 
   // Call f(x) for the collected elements.
   template <typename F>
-  __device__ __forceinline__ void each_aside(uint32_t count, const F& f) const {
+  __device__ __forceinline__ void each_collected(uint32_t count, const F& f) const {
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
       const float4 four = of_group(i);
       f(four.x), f(four.y), f(four.z), f(four.w);
@@ -174,7 +177,7 @@ struct NucleusRead : HeldRow {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
       const float4 four = of_group(i);
-      groups()[place(i)] = (kept(four.x) + kept(four.z)) + (kept(four.y) + kept(four.w));
+      groups()[group_index(i)] = (kept(four.x) + kept(four.z)) + (kept(four.y) + kept(four.w));
     }
     uint64_t own = 0;
     __syncthreads();
@@ -197,7 +200,7 @@ struct NucleusRead : HeldRow {
     return warp_sum(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
   }
 
-  // Replace all elements by change(x), those read last first.
+  // Store change(x) of all elements to `to`, in reverse order, from the pairs that were read last.
   template <typename T, typename F>
   __device__ __forceinline__ void map(const T* source, T* to, const F& change) const {
     const auto put = [&](const Chunk(&pair)[2], int at) {

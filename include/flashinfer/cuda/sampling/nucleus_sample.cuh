@@ -5,8 +5,8 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kTargetElements = kAside * 7 / 10;         // elements that an interval aims at
-constexpr int kSampled = kNucleusWarps * 2 * kSumChunk;  // elements: the first pair of chunks of each warp
+constexpr int kTargetElements = kCollectedGroups * 7 / 10;  // elements of an interval, as intended
+constexpr int kSampled = kNucleusWarps * 2 * kSumChunk;     // elements: the first pair of chunks of each warp
 
 // Result of a read of the row.
 enum class Outcome { kFound, kAbove, kBelow, kTooMuch };
@@ -17,32 +17,32 @@ struct Resolved {
   double sum;     // sum of the elements >= the interval's high (kAbove) or low (kBelow)
 };
 
-// Keys that bound the threshold, and the sum of the elements >= `high`. The elements >= `sure` are known to
-// suffice, and `sure` is at most the threshold.
+// Keys that bound the threshold, and the sum of the elements >= `high`. The elements >= `sufficient` are known to
+// suffice, and `sufficient` is at most the threshold.
 struct Bounds {
-  uint32_t low, high, sure;
+  uint32_t low, high, sufficient;
   int missed;  // intervals since the last one with too many elements
   double sum;
 
-  // A chunk's sum is not below its elements.
+  // No element exceeds its chunk's sum.
   __device__ static Bounds all(FixedPoint fixed) {
     return {1, __float_as_uint(static_cast<float>(fmin(fixed.down * 0x1p48, 0x1p128))), 1, 0, 0};
   }
-  __device__ void learn(const Interval& interval, const Resolved& result) {
+  __device__ void update(const Interval& interval, const Resolved& result) {
     const uint32_t from = __float_as_uint(interval.low), to = __float_as_uint(interval.high);
     if (result.outcome == Outcome::kAbove) {
-      low = sure = to;
+      low = sufficient = to;
     } else {
       high = min(high, result.outcome == Outcome::kBelow ? min(from, to) : to), sum = result.sum;
       if (result.outcome == Outcome::kTooMuch) low = from;
     }
-    if (low >= high) low = sure;
+    if (low >= high) low = sufficient;
     missed = result.outcome == Outcome::kTooMuch ? 0 : missed + 1;
   }
   __device__ bool is_one() const { return high - low == 1; }
 };
 
-// Knowledge of a row that survives from read to read, shared by the CTA.
+// Results that later reads of a row use, shared by the CTA.
 struct Known {
   double sample;                 // sum of the sample; 0: useless
   Normalizer share;              // maps an element of the sample to its weight
@@ -72,13 +72,13 @@ struct NucleusSample : NucleusRead {
   }
 
   // Add the weights of the sample's elements to bins, 2^30 in total.
-  __device__ __forceinline__ void look(const Chunk (&pair)[2]) {
+  __device__ __forceinline__ void weigh_sample(const Chunk (&pair)[2]) {
     float own = 0, most = 0;
-    const auto see = [&](const Chunk& x) {
+    const auto scan = [&](const Chunk& x) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) own += max_nan(x.at[i / 4][i % 4], 0.0f), most = fmaxf(most, x.at[i / 4][i % 4]);
     };
-    see(pair[0]), see(pair[1]);
+    scan(pair[0]), scan(pair[1]);
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
     const uint32_t key = __reduce_max_sync(kWarp, __float_as_uint(most));
@@ -105,9 +105,9 @@ struct NucleusSample : NucleusRead {
     __syncthreads();
   }
 
-  // Return an interval around the element where the sample's weights from the top reach `need`. It spans
-  // `count` elements of the row on both sides, or everything from the top. `least` bounds the threshold from
-  // below.
+  // Return an interval around the element at which the sample's weights, summed from the top, reach `need`. It spans
+  // about `count` elements of the row, half of them on each side, or starts at the top. `least` is a lower bound of
+  // the threshold.
   __device__ __forceinline__ Interval around(uint32_t need, int count, float least) const {
     const Normalizer share = known().share;
     const int base = known().base;
@@ -132,8 +132,8 @@ struct NucleusSample : NucleusRead {
       known().from_high = 0, known().from_low = 1u << 30;
     }
     __syncthreads();
-    const uint64_t one = lane_id() < kNucleusWarps ? s.warp_totals[lane_id()] : 0;
-    const uint64_t total = warp_sum(one), start = warp_sum(lane_id() < e.warp() ? one : 0) + end - own;
+    const uint64_t of_warp = lane_id() < kNucleusWarps ? s.warp_totals[lane_id()] : 0;
+    const uint64_t total = warp_sum(of_warp), start = warp_sum(lane_id() < e.warp() ? of_warp : 0) + end - own;
     need = max(min(need, static_cast<uint32_t>(total >> 32)), 1u);
     uint64_t at = start;
 #pragma unroll
@@ -144,18 +144,18 @@ struct NucleusSample : NucleusRead {
       at = next;
     }
     __syncthreads();
-    const uint32_t middle = s.counts[0], around = static_cast<uint32_t>(16 * int64_t{count} * kSampled / e.n) / 2;
-    const bool from_top = middle <= around + around / 2;
-    const uint32_t from = from_top ? 0 : middle - around, to = from_top ? 2 * around : middle + around;
+    const uint32_t middle = s.counts[0], half = static_cast<uint32_t>(16 * int64_t{count} * kSampled / e.n) / 2;
+    const bool from_top = middle <= half + half / 2;
+    const uint32_t from = from_top ? 0 : middle - half, to = from_top ? 2 * half : middle + half;
     at = start;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int bin = bin_of(i);
       const uint64_t next = at + words[i];
-      const uint32_t begin = static_cast<uint32_t>(at), behind = static_cast<uint32_t>(next);
-      if (!from_top && begin <= from && from < behind)
+      const uint32_t bin_begin = static_cast<uint32_t>(at), bin_end = static_cast<uint32_t>(next);
+      if (!from_top && bin_begin <= from && from < bin_end)
         s.counts[2] = __float_as_uint(edge(base, bin + 1)), known().from_high = at >> 32;
-      if (begin < to && to <= behind && edge(base, bin) > least)
+      if (bin_begin < to && to <= bin_end && edge(base, bin) > least)
         s.counts[1] = __float_as_uint(edge(base, bin)), known().from_low = next >> 32;
       at = next;
     }
@@ -163,7 +163,8 @@ struct NucleusSample : NucleusRead {
     return {__uint_as_float(s.counts[1]), __uint_as_float(s.counts[2])};
   }
 
-  // Smaller elements together hold less than the share that may be missing, for rows of this mass or more.
+  // Return a number such that all smaller elements together hold less than the share 1 - p, in rows of this mass or
+  // more.
   __device__ __forceinline__ float least(double p, double mass) const {
     return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / e.n * 0.999), __uint_as_float(1));
   }

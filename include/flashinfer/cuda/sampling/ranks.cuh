@@ -1,11 +1,11 @@
-// The k largest of numbers of any sign: the others are masked, or the k are returned with their indices.
+// The k largest elements of rows of any sign: masks of all others, and the k elements with their indices.
 #pragma once
 
 #include <flashinfer/cuda/sampling/rows.cuh>
 
 namespace flashinfer::cuda {
 
-// Return the key of the k-th largest element; 0 if all are kept.
+// Return the key of the k-th largest element, or 0 if k covers the row.
 template <bool kResident>
 __device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& e, const RowsOf& rows, int64_t row, TopK top_k) {
   const Source source = Source::of(rows, row * rows.stride, e.n);
@@ -89,18 +89,18 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
         const uint32_t other = __shfl_up_sync(kWarp, end, apart);
         if (lane_id() >= apart) end += other;
       }
-      int64_t g = higher + ((end - part[j]) >> 16), q = equal + ((end - part[j]) & 0xffff);
+      int64_t rank = higher + ((end - part[j]) >> 16), tie = equal + ((end - part[j]) & 0xffff);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t own = Signed::key(chunk.at[j][i]);
         if (part_start(j) + i >= left || own < key) continue;
-        if (own > key || q < ties) {
-          const int64_t at = row * p.k + g + min(q, ties), index = int64_t{c} * kSumChunk + part_start(j) + i;
+        if (own > key || tie < ties) {
+          const int64_t at = row * p.k + rank + min(tie, ties), index = int64_t{c} * kSumChunk + part_start(j) + i;
           p.indices[at] = index;
           const int size = size_of_row_type(p.input.dtype);
           memcpy(static_cast<char*>(p.values) + at * size, from + index * size, size);
         }
-        own > key ? ++g : ++q;
+        own > key ? ++rank : ++tie;
       }
       const uint32_t all = __shfl_sync(kWarp, end, 31);
       higher += all >> 16, equal += all & 0xffff;

@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda {
 
-// Set how chunks that are not resident are read from now on.
+// Set the transformation of chunks that are not resident, for later passes.
 template <typename F>
 __device__ __forceinline__ void set_stage(const F& f) {
   set_scratch([&](Scratch& s) { f(s.stage); });
@@ -104,8 +104,7 @@ __device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first,
   return t;
 }
 
-// Outputs of a cluster that share a row and its filter values. Adjacent ones share the load and the
-// threshold.
+// Adjacent outputs of a cluster with the same row and filter values. They share the load and the threshold.
 struct Run {
   int64_t row, end;
 
@@ -151,8 +150,8 @@ __device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kRe
   }
 }
 
-// Draw all outputs of a group. prepare(engine, filters, totals) returns the threshold and leaves the sums of
-// kept elements.
+// Draw all outputs of a group. prepare(engine, filters, totals) returns the threshold. Afterwards the engine's sums
+// are those of kept elements.
 template <bool kResident, typename F>
 __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
@@ -171,7 +170,7 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
     if (exists) {
       set_scratch([&](Scratch& s) {
         s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
-        s.stage = {}, s.has_minus = false;
+        s.stage = {}, s.subtracts = false;
       });
       t = prepare(e, filters, totals);
       if constexpr (kResident) e.sync();  // draws read data that other CTAs have written

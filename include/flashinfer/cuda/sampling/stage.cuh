@@ -1,4 +1,4 @@
-// Map from the elements read to x >= 0, for chunks that are not in shared memory.
+// Transformation of a row's elements to x >= 0, for chunks that are not in shared memory.
 #pragma once
 
 #include <flashinfer/cuda/ptx/approx.cuh>
@@ -6,7 +6,7 @@
 
 namespace flashinfer::cuda {
 
-// Transformations of the passes so far.
+// Transformations of all earlier passes. A pass that rereads a chunk applies them again.
 struct Stage {
   bool is_raw, is_exponential, is_normalized, is_filtered;
   float least;               // smaller logits count as -inf
@@ -40,9 +40,9 @@ struct Stage {
       chunk.each([&](float& x) { x = by(x); });
     }
     if (is_filtered) {
-      Chunk some = chunk;
-      filter(some, *this);
-      chunk = some;
+      Chunk copy = chunk;
+      filter(copy, *this);
+      chunk = copy;
     }
   }
   __device__ __noinline__ static void filter(Chunk& chunk, const Stage& stage) {

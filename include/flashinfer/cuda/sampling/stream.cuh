@@ -1,7 +1,7 @@
 // Rows that a persistent CTA streams one after the other. Copies of later pairs of chunks, also of the next
 // row, are in flight while earlier pairs are processed in registers.
 //
-// Each thread copies and reads its own elements only, so copies need no barrier.
+// A thread reads only elements that it has copied itself, so copies need no barrier.
 #pragma once
 
 #include <flashinfer/cuda/ptx/cp_async.cuh>
@@ -39,19 +39,19 @@ struct StreamRow : HeldRow {
 
   __device__ __forceinline__ uint16_t* positions() const { return reinterpret_cast<uint16_t*>(keys() + kCollected); }
   __device__ __forceinline__ uint32_t* begins() const { return keys() + kCollected + kCollected / 2; }
-  // Return the slot of two chunks for the warp's copy number `at`.
+  // Return the buffer of two chunks for the warp's copy number `at`.
   __device__ __forceinline__ float* slot(uint32_t at) const {
     return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * e.warp() + (at & 1)) * 2 * kSumChunk;
   }
-  // Return the slot without a copy in flight between two rows.
+  // Return the buffer without a copy in flight, between two rows.
   __device__ __forceinline__ float* filled() const { return slot(step + 1); }
   __device__ __forceinline__ int chunk_of(int pair) const { return 2 * (first_pair + pair); }
 
   __device__ __forceinline__ static bool is_copied(const Source& source, int c) {
-    return source.wide && int64_t{c + 1} * kSumChunk <= source.n;
+    return source.is_aligned && int64_t{c + 1} * kSumChunk <= source.n;
   }
 
-  // Issue the copies of the warp's pair number `pair` as one group; the group is empty without a row.
+  // Issue the copies of the warp's pair number `pair` as one cp.async group. The group is empty if there is no row.
   __device__ __forceinline__ void copy(const Source& source, int pair, uint32_t at) const {
     if (source.data != nullptr && pair < own_pairs) {
 #pragma unroll
@@ -82,7 +82,7 @@ struct StreamRow : HeldRow {
 #pragma unroll
     for (int j = 0; j < 4; ++j) load_vec<T, 4>(from + part_start(j)).to_floats(x.at[j]);
   }
-  __device__ __forceinline__ void take(Chunk& x, const Source& source, int c, const float* from, float padding) const {
+  __device__ __forceinline__ void fetch(Chunk& x, const Source& source, int c, const float* from, float padding) const {
     if (!is_copied(source, c)) {
       if (c < e.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
       return x.each([&](float& value) { value = padding; });
@@ -91,27 +91,27 @@ struct StreamRow : HeldRow {
     if (source.dtype == DType::kFloat16) return unpack(x, reinterpret_cast<const half_t*>(from));
     unpack(x, reinterpret_cast<const bfloat16_t*>(from));
   }
-  __device__ __forceinline__ void take(Chunk& one, Chunk& other, const Source& source, int pair, uint32_t at,
-                                       float padding) const {
+  __device__ __forceinline__ void fetch(Chunk& one, Chunk& other, const Source& source, int pair, uint32_t at,
+                                        float padding) const {
     const float* from = slot(at);
-    take(one, source, chunk_of(pair), from, padding);
-    take(other, source, chunk_of(pair) + 1, from + kSumChunk, padding);
+    fetch(one, source, chunk_of(pair), from, padding);
+    fetch(other, source, chunk_of(pair) + 1, from + kSumChunk, padding);
   }
 
-  // Call f(first, second, pair) for the warp's pairs. Copies of the first two are in flight. Copies of the
-  // first `ahead` pairs of `next` follow.
+  // Call f(first, second, pair) for the warp's pairs. The caller has issued the copies of the first two pairs. This
+  // function also issues those of the first `ahead` pairs of `next`.
   template <typename F>
   __device__ __forceinline__ void pass(const Source& source, const Source& next, int ahead, float padding, const F& f) {
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; ++pair) {
       ptx::cp_async_wait<1>();
       Chunk one, other;
-      take(one, other, source, pair, step, padding);
+      fetch(one, other, source, pair, step, padding);
       if (pair + 2 < own_pairs) {
         copy(source, pair + 2, step);
       } else {
-        const int behind = pair + 2 - own_pairs;
-        copy(behind < ahead ? next : Source{}, behind, step);
+        const int next_pair = pair + 2 - own_pairs;
+        copy(next_pair < ahead ? next : Source{}, next_pair, step);
       }
       ++step;
       f(one, other, pair);
@@ -145,15 +145,15 @@ struct StreamRow : HeldRow {
     __syncthreads();
   }
 
-  // Search the collected elements, in a function of its own to limit registers.
+  // Search the collected elements. A separate function limits registers.
   template <bool kMass>
   __device__ __noinline__ static Edge search(HeldSearch x, uint32_t count, uint32_t low, uint32_t high, uint64_t need,
                                              Weights weights) {
-    return x.among<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
+    return x.search_gathered<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
   }
 
-  // Reserve list entries for the bits in `found` of each lane: the lane's first entry, and the base and
-  // number of the warp's entries.
+  // Reserved entries of a list, one per bit in `found`: the first entry of the lane, the first entry and the number of
+  // entries of the warp.
   struct Span {
     uint32_t at, base, all;
   };

@@ -1,9 +1,10 @@
-// Thresholds: the largest key whose elements and all above suffice, by count (top-k) or by sum (top-p).
+// Thresholds: the largest key such that the elements with this key or a larger one suffice, by count (top-k) or by
+// sum (top-p).
 //
-// A histogram finds the bin of the threshold. One pass gathers the elements of that bin. Each CTA then splits
-// the gathered elements further by itself. If a bin has too many elements, passes over the row continue.
+// A histogram finds the bin of the threshold. One pass gathers the keys of that bin. Each CTA then narrows them
+// down alone, with equal results. If a bin has too many keys, histograms of further passes narrow the interval.
 //
-// Other CTAs read the bins: a barrier precedes each rewrite.
+// CTAs read each other's bins, so a barrier precedes each rewrite.
 #pragma once
 
 #include <flashinfer/cuda/sampling/bins.cuh>
@@ -107,9 +108,9 @@ __device__ __noinline__ Edge by_passes(Engine<kResident> e, uint32_t low, uint32
     Bins<kCount> bins(low, high);
     uint32_t* words = e.bins();
     clear(words, kBins);
-    each_element<Key>(e, low, [&](float x, bool there) {
+    each_element<Key>(e, low, [&](float x, bool exists) {
       const uint32_t key = Key::key(x);
-      if (!there || !bins.holds(key)) return;
+      if (!exists || !bins.holds(key)) return;
       if constexpr (kMass) weights.add(words + 2 * bins.of(key), x);
       if constexpr (!kMass) atomicAdd(words + bins.of(key), 1u);
     });
@@ -139,7 +140,7 @@ __device__ __forceinline__ uint32_t found_in(const Engine<kResident>& e, const C
   return found;
 }
 
-// Append the keys of the marked elements, if those of the whole warp fit.
+// Append the keys of the elements marked in `found`, if all of the warp's fit.
 template <typename Key>
 __device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, const Chunk& other, uint32_t found) {
   if (!__any_sync(kWarp, found)) return;
@@ -206,8 +207,7 @@ __device__ __forceinline__ Found find_local(const F& value, uint64_t need) {
   return find(values, need, kLocalBins - 1);
 }
 
-// Narrow the interval by levels of bins over the gathered keys until one key is left. Each CTA does so by
-// itself.
+// Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the same.
 template <bool kMass, bool kResident>
 __device__ __noinline__ Edge by_candidates(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
                                            Weights weights) {
@@ -266,13 +266,13 @@ __device__ __noinline__ uint32_t reached_by(Engine<true> e, uint32_t k) {
 
 // First histogram, by octaves: counts, or the rounded share of each element in a sum of 2^30.
 template <typename Key, bool kMass, bool kResident>
-__device__ __noinline__ Found first_look(Engine<kResident> e, Octaves octaves, uint32_t least, Normalizer share,
-                                         uint64_t need) {
+__device__ __noinline__ Found first_histogram(Engine<kResident> e, Octaves octaves, uint32_t least, Normalizer share,
+                                              uint64_t need) {
   uint32_t* words = e.bins();
   clear(words, kBins);
-  each_element<Key>(e, least, [&](float x, bool there) {
+  each_element<Key>(e, least, [&](float x, bool exists) {
     const uint32_t key = Key::key(x);
-    if (kMass ? key < least : !there) return;
+    if (kMass ? key < least : !exists) return;
     uint32_t weight = 1;
     if constexpr (kMass) {
       // The addition rounds, unless the integer takes more than 23 bits.
@@ -287,7 +287,7 @@ __device__ __noinline__ Found first_look(Engine<kResident> e, Octaves octaves, u
   return found;
 }
 
-// Return the key of the k-th largest element, 1 <= k < n; 0 if fewer have a key above 0.
+// Return the key of the k-th largest element, 1 <= k < n, or 0 if fewer than k keys exceed 0.
 template <typename Key, bool kResident>
 __device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) {
   const Weights none{};
@@ -298,7 +298,7 @@ __device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) 
       low = reached_by<Key>(e, static_cast<uint32_t>(k));
     } else {
       const Octaves octaves = Octaves::up_to(high);
-      const Found found = first_look<Key, false>(e, octaves, 0, {}, k);
+      const Found found = first_histogram<Key, false>(e, octaves, 0, {}, k);
       const uint32_t bin = kBins - 1 - found.position;
       low = octaves.low(bin), high = min(octaves.high(bin), high), need = k > found.above ? k - found.above : 1;
     }
@@ -320,10 +320,10 @@ __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p,
   const uint32_t most = __float_as_uint(largest);
   const Octaves octaves = Octaves::up_to(most);
   const double mass = row.real(), target = p * mass;
-  // Smaller elements together hold less than the share that may be missing.
+  // All smaller elements together hold less than the share 1 - p.
   const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
   const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
-  const Found found = first_look<Unsigned, true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), share);
+  const Found found = first_histogram<Unsigned, true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), share);
   const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), most);
   const Weights weights = Weights::of(high, e.n);
   const auto kept = [&](uint32_t key) {
