@@ -23,12 +23,12 @@ struct DeltaBlock {
   __device__ __forceinline__ DeltaBlock(const DeltaRuleInputs& in, int columns, uint32_t block = blockIdx.x) {
     const auto slices = static_cast<uint32_t>((in.value_dim + columns - 1) / columns);
     const auto heads = static_cast<uint32_t>(in.num_value_heads), key_heads = static_cast<uint32_t>(in.num_heads);
-    const uint32_t of_slices = block / slices, of_heads = of_slices / heads;
-    const uint32_t head = of_slices - of_heads * heads;
-    slice = block - of_slices * slices;
+    const uint32_t head_of_all = block / slices, sequence_number = head_of_all / heads;
+    const uint32_t head = head_of_all - sequence_number * heads;
+    slice = block - head_of_all * slices;
     value_head = head;
     key_head = head / (heads / key_heads);
-    sequence = of_heads;
+    sequence = sequence_number;
     tokens = sequence_of(in, sequence);
   }
   // Index of the value head among the heads of all sequences or slots.
@@ -76,14 +76,15 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// Identity gates, for inputs that are final. step/step.cuh has the gates of a step, which may be raw.
+// Gates that return their inputs, for gates that the caller has computed. StepGate of step/step.cuh also computes
+// them from raw values.
 struct FinalGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
   __device__ __forceinline__ float row_gate(float g, int) const { return g; }
   __device__ __forceinline__ float beta(float beta) const { return beta; }
 };
 
-// Some tokens of a head. Tokens after the end of the sequence are zeros with decay 1.
+// A group of tokens of a head in smem. Tokens after the end of the sequence are zeros with decay 1.
 template <int kRows_, int kColumns_, int kTokens_, bool kRowGate, int kThreads_ = 4 * kColumns_>
 struct DeltaTokens {
   static constexpr int kRows = kRows_, kKeys = 4 * kRows_, kColumns = kColumns_, kTokens = kTokens_;
@@ -99,15 +100,15 @@ struct DeltaTokens {
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
                                        const Gate& gate) {
     const int64_t batch = block.tokens.batch, from = block.slice * kColumns, left = block.tokens.end - first;
-    const Lines<T> of_q{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
-    const Lines<T> of_k{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
-    const Lines<T> of_v{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
-                        in.value_dim - from, left};
+    const Lines<T> q_lines{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
+    const Lines<T> k_lines{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
+    const Lines<T> v_lines{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
+                           in.value_dim - from, left};
     const int64_t number = block.number(in, first);
     constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
     const auto has_beta = [&](int i) { return i / kColumns < left && from + i % kColumns < in.value_dim; };
     float betas[kBetas];
-    loaded<kBetas>(betas, threadIdx.x, [&](int i) {
+    load_elements<kBetas>(betas, threadIdx.x, [&](int i) {
       const int64_t one = number + i / kColumns * in.num_value_heads;
       const int64_t at = in.beta_is_vector ? one * in.value_dim + from + i % kColumns : one;
       return has_beta(i) && in.beta ? load_float<float>(in.beta, at) : 1.f;
@@ -116,13 +117,13 @@ struct DeltaTokens {
       return row < kTokens && row < left && in.g ? gate.gate(load_float<float>(in.g, number + row * in.num_value_heads))
                                                  : 0.f;
     };
-    const float of_all_rows = kRowGate ? 0.f : gate_of(threadIdx.x);
-    if (of_q.whole() && of_k.whole() && of_v.whole()) {
-      Pieces<T, kKeys> q_pieces(of_q), k_pieces(of_k);
-      Pieces<T, kColumns> v_pieces(of_v);
+    const float common_gate = kRowGate ? 0.f : gate_of(threadIdx.x);
+    if (q_lines.is_aligned() && k_lines.is_aligned() && v_lines.is_aligned()) {
+      Pieces<T, kKeys> q_pieces(q_lines), k_pieces(k_lines);
+      Pieces<T, kColumns> v_pieces(v_lines);
       q_pieces.put(q), k_pieces.put(k), v_pieces.put(v);
     } else {
-      of_q.copy(q), of_k.copy(k), of_v.copy(v);
+      q_lines.copy(q), k_lines.copy(k), v_lines.copy(v);
     }
 #pragma unroll
     for (int n = 0; n < kBetas; ++n) {
@@ -131,10 +132,10 @@ struct DeltaTokens {
         beta[i / kColumns][i % kColumns] = !has_beta(i) ? 0.f : in.beta ? gate.beta(betas[n]) : 1.f;
     }
     if constexpr (kRowGate) {
-      const Lines<float> of_gates{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
-      of_gates.copy(decay, [&](float g, int row, int d) { return __expf(gate.row_gate(g, d) + gate_of(row)); });
+      const Lines<float> gate_lines{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
+      gate_lines.copy(decay, [&](float g, int row, int d) { return __expf(gate.row_gate(g, d) + gate_of(row)); });
     } else if (threadIdx.x < kTokens) {
-      decay[threadIdx.x][0] = __expf(of_all_rows);
+      decay[threadIdx.x][0] = __expf(common_gate);
     }
     if (in.l2norm) normalise();
     __syncthreads();
@@ -170,7 +171,7 @@ struct DeltaTokens {
  private:
   // Loads elements first, first + kThreads and so on.
   template <int kCount, typename Load>
-  static __device__ __forceinline__ void loaded(float (&each)[kCount], int first, const Load& load) {
+  static __device__ __forceinline__ void load_elements(float (&each)[kCount], int first, const Load& load) {
 #pragma unroll
     for (int n = 0; n < kCount; ++n) each[n] = load(first + n * kThreads);
   }
@@ -185,7 +186,7 @@ struct DeltaTokens {
         : from(static_cast<const T*>(rows) + start), step(step_), size(size_), left(left_) {}
 
     // Returns true if all rows consist of aligned vectors of 16 bytes.
-    __device__ __forceinline__ bool whole() const {
+    __device__ __forceinline__ bool is_aligned() const {
       return (reinterpret_cast<uintptr_t>(from) | ((step | size) * sizeof(T))) % 16 == 0;
     }
     __device__ __forceinline__ bool has(int row, int d) const { return row < kTokens && row < left && d < size; }
@@ -197,7 +198,7 @@ struct DeltaTokens {
 #pragma unroll 1
       for (int start = threadIdx.x; start < kAll; start += kCount * kThreads) {
         float each[kCount];
-        loaded<kCount>(each, start, [&](int i) {
+        load_elements<kCount>(each, start, [&](int i) {
           return has(i / kSize, i % kSize) ? to_float(from[i / kSize * step + i % kSize]) : 0.f;
         });
 #pragma unroll
@@ -246,7 +247,7 @@ struct DeltaTokens {
   };
 };
 
-// Some columns of a head's state in a tensor of states. Passed by value, so that the callee has it in
+// A range of columns of a head's state in a tensor of states. It is passed by value, so that the callee has it in
 // registers.
 struct DeltaStateView {
   int64_t start;
@@ -264,7 +265,7 @@ struct DeltaStateView {
         v_first(in.v_first) {}
 };
 
-// Columns of a state in smem, on the way from or to gmem. Threads access gmem along its contiguous dimension.
+// Columns of a state in smem, between gmem and registers. Threads access gmem along its contiguous dimension.
 template <int kKeys, int kColumns, int kThreads_>
 struct DeltaColumns {
   static constexpr int kThreads = kThreads_;
@@ -360,7 +361,7 @@ struct DeltaState {
   }
 };
 
-// Calls body(rows of a thread, whether each row has its own decay).
+// Calls body(kRows, kRowGate): the rows of a thread, and a flag for one decay per row.
 template <typename Body>
 void with_delta_shape(const DeltaRuleInputs& in, const Body& body) {
   const auto with_gate = [&](auto rows) { in.gk ? body(rows, std::true_type{}) : body(rows, std::false_type{}); };

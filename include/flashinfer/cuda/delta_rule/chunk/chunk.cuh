@@ -21,8 +21,8 @@ namespace flashinfer::cuda {
 
 constexpr int kDeltaChunk = 64;
 
-// Returns the index of a sequence's first chunk. It follows from shapes and cu_seqlens without a scan. With
-// cu_seqlens, some indices have no chunk.
+// Returns the index of a sequence's first chunk, computed from shapes and cu_seqlens without a prefix sum. With
+// cu_seqlens, some indices belong to no chunk.
 FLASHINFER_HD int64_t first_chunk(const DeltaRuleInputs& in, int64_t n) {
   if (!in.cu_seqlens.data) return n * ((in.num_tokens + kDeltaChunk - 1) / kDeltaChunk);
   return sequence_of(in, n).begin / kDeltaChunk + n;
@@ -32,7 +32,7 @@ inline int64_t count_chunks(const DeltaRuleInputs& in) {
   return in.num_tokens / kDeltaChunk + in.num_sequences;
 }
 
-// At most 64 tokens of a sequence.
+// A chunk: at most 64 tokens of a sequence.
 struct DeltaChunk {
   int64_t batch, first;
   int count;  // 0 or negative: no tokens
@@ -81,7 +81,7 @@ static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradient
 // Terms that a scan loads.
 struct DeltaScanTerms : DeltaMatrices, DeltaFactors {};
 
-// Terms with a decay per channel. e^G is in the rows, so the factors have only those of k, q and scale.
+// Terms with a decay per channel. The rows include e^G, so the factors are only those of k, q and scale.
 template <int kKeys>
 struct DeltaChannelTerms : DeltaTerms {
   using Rows = uint4[kDeltaChunk][kKeys / 8];
@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {
     ptx::ldmatrix_x4(r, at);
   }
 }
-// The same as an A operand, for a matrix whose rows are the rows of A.
+// Loads a block as an A operand. The rows of the matrix are the rows of A.
 template <bool kTransposed>
 __device__ __forceinline__ void load_block_a(uint32_t (&a)[4], uint32_t start) {
   uint32_t r[4];
@@ -126,13 +126,12 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, con
                                             const DeltaChunk& chunk, int64_t head, int64_t from, int64_t size,
                                             int thread) {
   using Rows = Swizzle<kBytes, kLineRows>;
-  constexpr int kPieces = kBytes / 16;
-  static_assert(kDeltaChunk * kPieces % kThreads == 0 && kThreads % kPieces == 0,
-                "a thread copies one column of units");
-  constexpr int kStep = kThreads / kPieces;  // rows
-  const int column = thread % kPieces;
+  constexpr int kUnits = kBytes / 16;
+  static_assert(kDeltaChunk * kUnits % kThreads == 0 && kThreads % kUnits == 0, "a thread copies one column of units");
+  constexpr int kStep = kThreads / kUnits;  // rows
+  const int column = thread % kUnits;
   const bool inside = from + 8 * column < size;
-  int row = thread / kPieces;
+  int row = thread / kUnits;
   const T* at = static_cast<const T*>(rows) + strides.at(chunk.batch, chunk.first + row, head) + from + 8 * column;
 #pragma unroll
   for (int i = 0; i < kDeltaChunk / kStep; ++i, row += kStep, at += kStep * strides.token)
@@ -151,8 +150,8 @@ __device__ __forceinline__ void pack_operand_a(uint32_t (&a)[4], const float (&f
   a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
   a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
 }
-// Packs dy as an A operand. dy is not multiplied by beta yet. If it overflowed half_t, beta = 0 would make it
-// NaN, so it is clamped to finite values.
+// Packs dy as an A operand, before its product with beta. An overflow of half_t would be infinity, and its product
+// with beta = 0 NaN, so dy is clamped to finite values.
 template <typename T>
 __device__ __forceinline__ void pack_finite_operand_a(uint32_t (&a)[4], const float (&first)[4],
                                                       const float (&second)[4]) {

@@ -41,7 +41,7 @@ __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, c
   if (to) scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
 }
 
-// Writes zeros. Those above the diagonal are never overwritten.
+// Clears the matrices of all stages. Copies never overwrite the zeros above the diagonal.
 template <typename Shape, typename Stage>
 __device__ __forceinline__ void clear_terms(Stage* stages, int count) {
   constexpr int kUnits = sizeof(typename decltype(stages->terms)::Matrices) / 16;
@@ -80,8 +80,8 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
       ring.wait_full(i);
       ptx::fence_proxy_async();  // wgmma reads tiles that cp.async wrote through the generic proxy
       scan.advance(stages[i % kStages], number(i), state);
-      // One lane arrives for its warp, after the reads of all its lanes. Racecheck does not follow this and
-      // reports the next copies. It reports none if each lane arrives.
+      // One lane arrives for its warp, after the reads of all lanes. Racecheck does not understand this and reports
+      // races with the next copies. If every lane arrives, it reports none.
       __syncwarp();
       if (scan.lane == 0) ring.release(i);
     }
@@ -90,9 +90,9 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
   }
 }
 
-// Returns true if kernels of a shape are compiled for this architecture. 9.0a has the warpgroups, and the
-// narrow CTAs on warps for calls in which warpgroups would leave SMs idle. Every other architecture has the
-// shapes on warps.
+// Returns true if kernels of a shape are compiled for this architecture. 9.0a has the shapes on warpgroups, and also
+// narrow CTAs on warps, because warpgroups would leave SMs idle in small calls. Other architectures have the shapes
+// on warps.
 template <typename Shape>
 __device__ __forceinline__ constexpr bool is_compiled() {
 #if !defined(__CUDA_ARCH__)

@@ -56,8 +56,8 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
       float sum = first + second;
 #pragma unroll
       for (int by = 1; by < 32; by *= 2) {
-        const float more = __shfl_up_sync(kAllLanes, sum, by);
-        if (lane >= by) sum += more;
+        const float other = __shfl_up_sync(kAllLanes, sum, by);
+        if (lane >= by) sum += other;
       }
       const float before = __shfl_up_sync(kAllLanes, sum, 1);
       shared.sums[2 * lane] = (lane ? before : 0.f) + first, shared.sums[2 * lane + 1] = sum;
@@ -134,8 +134,8 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     }
   }
 
-  // Returns g / ln 2 of a token. g is at least -50: in the cumulative sum, a hugely negative g would take the
-  // digits of all later ones, and exp(-50) is negligible.
+  // Returns g / ln 2 of a token, with g clamped to -50 or more. A large negative g would cancel the digits of all
+  // later gates in the cumulative sum, and exp(-50) is negligible.
   __device__ __forceinline__ float gate(int64_t number, int i, int count) const {
     if (i >= count || !in.g) return 0.f;
     const float g = load_float<float>(in.g, number + i * in.num_value_heads);
@@ -145,7 +145,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
 
 template <typename T, int kKeys>
 __global__ void __launch_bounds__(DeltaPrepare<T, kKeys>::kThreads)
-    delta_prepare_kernel(const DeltaRuleInputs in, DeltaTerms* all) {
+    delta_prepare_kernel(const DeltaRuleInputs in, DeltaTerms* terms) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<DeltaPrepareShared<kKeys>*>(memory);
   wait_for_inputs();
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(DeltaPrepare<T, kKeys>::kThreads)
   const DeltaChunk chunk = find_chunk(in, number);
   if (chunk.count <= 0) return;
   DeltaPrepare<T, kKeys>(in, shared, threadIdx.x, 0)
-      .run(chunk, value_head, static_cast<float>(in.scale.get()), all[blockIdx.x]);
+      .run(chunk, value_head, static_cast<float>(in.scale.get()), terms[blockIdx.x]);
 }
 
 }  // namespace flashinfer::cuda

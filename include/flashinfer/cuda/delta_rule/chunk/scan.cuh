@@ -1,7 +1,7 @@
 // Base of the scans over the chunks of a value head.
 //
-// A warp has 16 columns of the state, transposed, as accumulators. Packed, these are A operands without a
-// layout change, so no part of the state is in smem. Warps of a CTA share only the tiles of rows and the
+// A warp holds 16 columns of the state, transposed, as accumulators. Packed accumulators have the layout of A
+// operands, so no part of the state is in smem. Warps of a CTA share only the tiles of rows and the
 // terms. Copies of the next chunks are in flight while one is computed.
 #pragma once
 
@@ -62,7 +62,7 @@ struct DeltaScan {
                                             const TokenStrides& strides, const DeltaChunk& chunk) const {
     copy_keys(to[0], rows, strides, chunk), copy_keys(to[1], rows, strides, chunk, Shape::kPartKeys);
   }
-  // Copies rows of a chunk that exist for all tokens and keys.
+  // Copies rows of the workspace, which exist for all 64 tokens and all keys.
   __device__ __forceinline__ void copy_rows(typename Shape::Keys& to, const typename Shape::Keys& from) const {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
         ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
@@ -135,8 +135,8 @@ struct DeltaScan {
     if constexpr (Shape::kChannels) {
 #pragma unroll
       for (int n = 0; n < Shape::kKeys / 8; ++n) {
-        const float2 by = *reinterpret_cast<const float2*>(&stage.decay[8 * n + 2 * (lane % 4)]);
-        state[0][n][0] *= by.x, state[0][n][1] *= by.y, state[0][n][2] *= by.x, state[0][n][3] *= by.y;
+        const float2 factor = *reinterpret_cast<const float2*>(&stage.decay[8 * n + 2 * (lane % 4)]);
+        state[0][n][0] *= factor.x, state[0][n][1] *= factor.y, state[0][n][2] *= factor.x, state[0][n][3] *= factor.y;
       }
     } else {
       state.scale(stage.terms.last[0]);
@@ -149,8 +149,8 @@ struct DeltaScan {
   __device__ __forceinline__ void scale_tokens(Sums& sums, int m, const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int n = 2 * m; n < 2 * m + 2; ++n) {
-      const float2 by = of_tokens(factors, n);
-      sums[0][n][0] *= by.x, sums[0][n][1] *= by.y, sums[0][n][2] *= by.x, sums[0][n][3] *= by.y;
+      const float2 factor = of_tokens(factors, n);
+      sums[0][n][0] *= factor.x, sums[0][n][1] *= factor.y, sums[0][n][2] *= factor.x, sums[0][n][3] *= factor.y;
     }
   }
   // Packs tokens 16 m to 16 m + 15 times their factors as an A operand.
@@ -158,10 +158,11 @@ struct DeltaScan {
                                               const float (&factors)[kDeltaChunk], float sign = 1.f) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2 by = of_tokens(factors, 2 * m + half);
-      const auto& of = sums[0][2 * m + half];
-      const float x = sign * by.x, y = sign * by.y;
-      a[2 * half] = pack<T>(of[0] * x, of[1] * y), a[2 * half + 1] = pack<T>(of[2] * x, of[3] * y);
+      const float2 factor = of_tokens(factors, 2 * m + half);
+      const auto& accumulator = sums[0][2 * m + half];
+      const float x = sign * factor.x, y = sign * factor.y;
+      a[2 * half] = pack<T>(accumulator[0] * x, accumulator[1] * y),
+            a[2 * half + 1] = pack<T>(accumulator[2] * x, accumulator[3] * y);
     }
   }
   __device__ __forceinline__ void pack_scaled(OperandA& left, const Sums& sums,
@@ -191,10 +192,10 @@ struct DeltaScan {
     for (int m = 0; m < kSteps; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 by = of_tokens(factors, 2 * m + i / 2);
+        const float2 factor = of_tokens(factors, 2 * m + i / 2);
         float low, high;
         unpack<T>(left[m][i], low, high);
-        left[m][i] = pack<T>(low * by.x, high * by.y);
+        left[m][i] = pack<T>(low * factor.x, high * factor.y);
       }
     }
   }
@@ -210,9 +211,9 @@ struct DeltaScan {
         if (kForAll || part > 0) {
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
-            const auto& of = sums[0][first + n];
+            const auto& accumulator = sums[0][first + n];
             *reinterpret_cast<float4*>(&(*part_sums)[warp + part * kWarps][n][lane]) =
-                make_float4(of[0], of[1], of[2], of[3]);
+                make_float4(accumulator[0], accumulator[1], accumulator[2], accumulator[3]);
           }
         }
         ptx::named_barrier<32 * Shape::kWarps>(1);
@@ -220,8 +221,8 @@ struct DeltaScan {
 #pragma unroll
           for (int n = 0; n < kTiles; ++n) {
             const float4 other = *reinterpret_cast<const float4*>(&(*part_sums)[warp + (1 - part) * kWarps][n][lane]);
-            auto& of = sums[0][first + n];
-            of[0] += other.x, of[1] += other.y, of[2] += other.z, of[3] += other.w;
+            auto& accumulator = sums[0][first + n];
+            accumulator[0] += other.x, accumulator[1] += other.y, accumulator[2] += other.z, accumulator[3] += other.w;
           }
         }
       }
@@ -234,11 +235,11 @@ struct DeltaScan {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       auto& sums = r[0][2 * m + half];
-      const float2 by = of_tokens(factors, 2 * m + half);
+      const float2 factor = of_tokens(factors, 2 * m + half);
       float rows[4];
       unpack<T>(v[2 * half], rows[0], rows[1]), unpack<T>(v[2 * half + 1], rows[2], rows[3]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] = rows[i] - sums[i] * (i % 2 ? by.y : by.x);
+      for (int i = 0; i < 4; ++i) sums[i] = rows[i] - sums[i] * (i % 2 ? factor.y : factor.x);
     }
   }
   __device__ __forceinline__ void subtract_from_values(Sums& r, const OperandA& v,
@@ -273,7 +274,7 @@ struct DeltaScan {
     store<kFewRegisters>(to, tile, chunk,
                          [&o](uint32_t (&four)[4], int m) { pack_operand_a<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
   }
-  // The same for A operands: fill(words, m) returns those of tokens 16 m to 16 m + 15.
+  // Stores A operands. fill(words, m) sets those of tokens 16 m to 16 m + 15.
   template <bool kFewRegisters, typename Fill>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Fill& fill) const {

@@ -45,7 +45,7 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   static constexpr int kBlocks = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
   // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take another.
   static constexpr int kMostBytes = (228 / kBlocks - 2) * 1024;
-  // 0: no limit, a thread of this CTA can have the maximum.
+  // 0: no setmaxnreg, because all threads of the CTA can have the maximum.
   static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kBlocks == 2 ? 200 : 0;
 };
 

@@ -3,7 +3,7 @@
 // Diagonal blocks come from forward substitution in float32. Blocks below them come from tf32 products, with
 // an exact identity:
 //   Z_ij = X - Z_ii B_i X,  X = L_ij - sum over j <= m < i of L_im B_m Z_mj.
-// One matrix in smem has the left operands, with Z_ii in the place of L_ii. Another has the right ones, B Z.
+// A matrix in smem has the left operands: L, with Z_ii instead of L_ii. Another one has the right operands B Z.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
@@ -34,8 +34,8 @@ __device__ __forceinline__ float delta_normaliser(const uint4 (&rows)[kDeltaChun
   return rsqrtf(total + 1e-6f);
 }
 
-// Shared has tiles `k` and `q`, which are later overwritten by matrices `left` and `right`, and per token
-// `beta`, `k_factor` and `q_factor`.
+// Shared has tiles `k` and `q`, and per token `beta`, `k_factor` and `q_factor`. Matrices `left` and `right` share
+// the memory of the tiles and overwrite them.
 template <typename T, typename Shared>
 struct DeltaSolve {
   static constexpr int kThreads = 128;
@@ -45,8 +45,8 @@ struct DeltaSolve {
   int thread, barrier;  // index among kThreads, and named barrier
   int warp = thread / 32, lane = thread % 32;
 
-  __device__ __forceinline__ DeltaSolve(Shared& memory, int number, int meets)
-      : shared(memory), thread(number), barrier(meets) {}
+  __device__ __forceinline__ DeltaSolve(Shared& memory, int number, int barrier_number)
+      : shared(memory), thread(number), barrier(barrier_number) {}
 
   // Issues copies of the rows of k and q to smem.
   __device__ __forceinline__ void copy_rows(const DeltaRuleInputs& in, const DeltaChunk& chunk,
@@ -91,8 +91,8 @@ struct DeltaSolve {
 
   __device__ __forceinline__ static float2* as_float2(float* at) { return reinterpret_cast<float2*>(at); }
 
-  // A block in accumulator layout: load from a matrix, store times beta as a right operand, store as 8 x 8
-  // matrices.
+  // Three accesses to a block in accumulator layout: load it from a matrix, store it times beta as a right operand,
+  // store it as 8 x 8 matrices.
   __device__ __forceinline__ void load_block_of(Matrix& from, int row, int column, float (&x)[2][4]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -150,9 +150,9 @@ struct DeltaSolve {
   // x -= A_im B_m Z_mj for blocks. A lane has adjacent columns of the left operand and the same rows of the
   // right one.
   __device__ __forceinline__ void subtract(float (&x)[2][4], int i, int m, int j) const {
-    const int group = lane / 4, one = lane % 4;
+    const int group = lane / 4, quad_lane = lane % 4;
 #pragma unroll
-    for (int k = m + 2 * one; k < m + 2 * one + 16; k += 8) {
+    for (int k = m + 2 * quad_lane; k < m + 2 * quad_lane + 16; k += 8) {
       const float2 upper = *as_float2(&shared.left[i + group][k]), lower = *as_float2(&shared.left[i + group + 8][k]);
       const uint32_t left[4] = {ptx::to_tf32(-upper.x), ptx::to_tf32(-lower.x), ptx::to_tf32(-upper.y),
                                 ptx::to_tf32(-lower.y)};

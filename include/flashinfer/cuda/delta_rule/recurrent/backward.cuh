@@ -1,8 +1,8 @@
 // Gradients of the token-by-token delta rule on CUDA, in the three passes of cpu/delta_rule/backward.h, which
 // has the equations.
 //
-// A CTA has up to 128 columns of a value head's state. It writes its sums over columns to a workspace. Two
-// more kernels add slices of columns, heads of a group and tokens, in a fixed order and without atomics.
+// A CTA has up to 128 columns of a value head's state, and writes its sums over these columns to a workspace. Two
+// more kernels add the sums over slices of columns, heads of a group and tokens, in a fixed order without atomics.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/columns.cuh>
@@ -53,7 +53,7 @@ struct DeltaGradient {
     if (!p.grad_o || !inside) return 0.f;
     return scale * load_float<T>(p.grad_o, block.number(in, t) * in.value_dim + column);
   }
-  __device__ __forceinline__ float& of_value(float* values, int64_t t) const {
+  __device__ __forceinline__ float& value_at(float* values, int64_t t) const {
     return values[block.number(in, t) * in.value_dim + column];
   }
   // Loads tokens first to first + 3, and returns how many belong to the sequence.
@@ -74,7 +74,7 @@ struct DeltaGradient {
         State::load_row(shared.tokens.k[i], k);
         state.template decay<kRowGate>(shared.tokens.decay[i]);
         const float r = shared.tokens.v[i][own_column()] - state.dot(k);
-        if (inside && State::part() == 0) of_value(sums.r, first + i) = r;
+        if (inside && State::part() == 0) value_at(sums.r, first + i) = r;
         state.add(k, shared.tokens.beta[i][own_column()] * r);
       }
     }
@@ -106,7 +106,7 @@ struct DeltaGradient {
       const int64_t first = block.tokens.begin + group * Tokens::kTokens;
       for (int i = stage(first) - 1; i >= 0; --i) {
         const int64_t t = first + i, number = block.number(in, t);
-        const float r = inside ? of_value(sums.r, t) : 0.f, beta = shared.tokens.beta[i][own_column()], u = beta * r;
+        const float r = inside ? value_at(sums.r, t) : 0.f, beta = shared.tokens.beta[i][own_column()], u = beta * r;
         float row[kRows];
         State::load_row(shared.tokens.q[i], row);
         grad.add(row, scaled_grad(t));
@@ -116,9 +116,9 @@ struct DeltaGradient {
         partials.put(products);
         State::load_row(shared.tokens.k[i], row);
         const float dy = grad.dot(row), dv = beta * dy;
-        partials.put_more(dy * r, dv * shared.tokens.v[i][own_column()]);
+        partials.store_scalars(dy * r, dv * shared.tokens.v[i][own_column()]);
         if (inside && State::part() == 0) {
-          of_value(sums.dv, t) = dv;
+          value_at(sums.dv, t) = dv;
           static_cast<T*>(p.grad_v)[number * in.value_dim + column] = from_float<T>(dv);
           if (p.grad_beta && in.beta_is_vector)
             static_cast<float*>(p.grad_beta)[number * in.value_dim + column] = dy * r;
@@ -132,8 +132,8 @@ struct DeltaGradient {
           sums.dk[at * in.key_dim + d] = total;
           if (kRowGate) sums.row_gate[at * in.key_dim + d] = -shared.tokens.k[i][d] * total;
         }
-        if (threadIdx.x == kThreads - 1) sums.dbeta[at] = partials.one_more(0);
-        if (threadIdx.x == kThreads - 2) sums.gate[at] = -partials.one_more(1);
+        if (threadIdx.x == kThreads - 1) sums.dbeta[at] = partials.scalar_sum(0);
+        if (threadIdx.x == kThreads - 2) sums.gate[at] = -partials.scalar_sum(1);
         __syncthreads();
       }
     }
@@ -150,7 +150,7 @@ struct DeltaGradient {
       const int count = stage(first);
       for (int i = 0; i < count; ++i) {
         const int64_t t = first + i;
-        const float r = inside ? of_value(sums.r, t) : 0.f, dv = inside ? of_value(sums.dv, t) : 0.f;
+        const float r = inside ? value_at(sums.r, t) : 0.f, dv = inside ? value_at(sums.dv, t) : 0.f;
         float products[kRows];
         state.template decay<kRowGate>(shared.tokens.decay[i]);
 #pragma unroll
@@ -191,9 +191,9 @@ __global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
   gradient.forward_pass(state);
 }
 
-// Computes dq and dk of a token and head of q and k. A warp adds the heads of the group and the slices, then
-// differentiates the normalisation: y = x f has dx = f (dy - y <y, dy>). <q, dq> of each value head goes to
-// its gate.
+// Computes dq and dk of a token and head of q and k. A warp adds the sums of the group's heads and of the slices,
+// then differentiates the normalisation: for y = x f, dx = f (dy - y <y, dy>). It adds <q, dq> of each value head to
+// the terms of its gate.
 template <typename T>
 __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int columns) {
   const DeltaRuleInputs& in = p.in;
@@ -214,9 +214,9 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
   const float norm_q = in.l2norm ? rsqrtf(lanes_sum<32>(squares_q) + 1e-6f) : 1.f;
   const float norm_k = in.l2norm ? rsqrtf(lanes_sum<32>(squares_k) + 1e-6f) : 1.f;
   float dq[8] = {}, dk[8] = {};  // covers 256 elements
-  for (int64_t of_group = 0; of_group < in.group(); ++of_group) {
-    const int64_t number = token * in.num_value_heads + head * in.group() + of_group;
-    float share = 0, value_gate = 0, beta = 0;
+  for (int64_t member = 0; member < in.group(); ++member) {
+    const int64_t number = token * in.num_value_heads + head * in.group() + member;
+    float q_dot = 0, value_gate = 0, beta = 0;
     for (int64_t slice = 0; slice < sums.slices; ++slice) {
       const int64_t at = slice * sums.tokens + number;
       value_gate += sums.gate[at], beta += sums.dbeta[at];
@@ -226,13 +226,13 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
         if (d >= in.key_dim) continue;
         const float grad = sums.dq[at * in.key_dim + d];
         dq[i] += grad, dk[i] += sums.dk[at * in.key_dim + d];
-        share += grad * norm_q * element(q, d);
+        q_dot += grad * norm_q * element(q, d);
         if (in.gk && slice > 0) sums.row_gate[number * in.key_dim + d] += sums.row_gate[at * in.key_dim + d];
       }
     }
-    share = lanes_sum<32>(share);
+    q_dot = lanes_sum<32>(q_dot);
     if (lane != 0) continue;
-    sums.gate[number] = share + value_gate;
+    sums.gate[number] = q_dot + value_gate;
     if (p.grad_beta && !in.beta_is_vector) static_cast<float*>(p.grad_beta)[number] = beta;
   }
   float q_dots = 0, k_dots = 0;
@@ -281,8 +281,8 @@ __global__ void delta_rule_gates_kernel(const DeltaRuleBackwardParams p, int col
       float total = t >= tokens.begin ? sums.gate[number(t)] : 0.f;
 #pragma unroll
       for (int by = 1; by < 32; by *= 2) {
-        const float more = __shfl_up_sync(kAllLanes, total, by);
-        if (lane >= by) total += more;
+        const float other = __shfl_up_sync(kAllLanes, total, by);
+        if (lane >= by) total += other;
       }
       total += carried;
       if (t >= tokens.begin) static_cast<float*>(p.grad_g)[number(t)] = total;

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
     Tokens tokens;
     Columns columns;
   } shared;
-  __shared__ float of_both[Tokens::kTokens];  // q k'
+  __shared__ float qk[Tokens::kTokens];  // q k'
   wait_for_inputs();
   const DeltaRuleInputs& in = p.in;
   const DeltaBlock block(in, Shape::kColumns);
@@ -62,17 +62,17 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   shared.columns.load(p.initial_state, p.state_dtype,
                       DeltaStateView(in, slot * heads + block.value_head, first_column));
   state.load_from(shared.columns);
-  // A snapshot overwrites the tokens in smem, so it takes them one by one.
+  // Storing a snapshot overwrites the tokens in smem. With snapshots, tokens are therefore loaded one by one.
   const int step = p.snapshots ? 1 : Tokens::kTokens;
   for (int64_t first = block.tokens.begin; first < block.tokens.end; first += step) {
     __syncthreads();
     shared.tokens.template load<T>(in, block, first, gate);
-    shared.tokens.multiply(of_both);
+    shared.tokens.multiply(qk);
     const int64_t left = block.tokens.end - first;
     const int count = left < step ? static_cast<int>(left) : step;
-    // The state is the registers times `whole`, the product of the decays since the last scaling. The
+    // The state is the registers times `pending_decay`, the product of the decays since the last scaling. The
     // registers are scaled once per group of tokens.
-    float whole = 1;
+    float pending_decay = 1;
 #pragma unroll 1
     for (int i = 0; i < count; ++i, o += stride) {
       float k[kRows], q[kRows], product;
@@ -84,29 +84,29 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         state.scale_rows([&](int j) { return decay[j]; });
         product = state.products(k, q);
       } else {
-        whole *= shared.tokens.decay[i][0];
-        if (!(whole > kLeastScale && whole < 1 / kLeastScale)) {  // its reciprocal must be finite
-          state.scale(whole);
-          whole = 1;
+        pending_decay *= shared.tokens.decay[i][0];
+        if (!(pending_decay > kLeastScale && pending_decay < 1 / kLeastScale)) {  // its reciprocal must be finite
+          state.scale(pending_decay);
+          pending_decay = 1;
         }
-        product = whole * state.products(k, q);
+        product = pending_decay * state.products(k, q);
       }
-      const float one = shared.tokens.beta[i][own_column] * (shared.tokens.v[i][own_column] - product);
-      const float added = kRowGate ? one : __fdividef(one, whole);
+      const float new_value = shared.tokens.beta[i][own_column] * (shared.tokens.v[i][own_column] - product);
+      const float added = kRowGate ? new_value : __fdividef(new_value, pending_decay);
       float u[Panel::kColumns];
 #pragma unroll
       for (int c = 0; c < Panel::kColumns; ++c) u[c] = Panel::of_column(added, c);
-      const float out = scale * fmaf(of_both[i], Panel::of_column(one, own_column % Panel::kColumns), product);
+      const float out = scale * fmaf(qk[i], Panel::of_column(new_value, own_column % Panel::kColumns), product);
       state.add(k, u);
       if (writes) *o = from_float<T>(out);
       if (p.snapshots) {  // the group has one token, see `step`
-        state.scale(whole);
-        whole = 1;
+        state.scale(pending_decay);
+        pending_decay = 1;
         const int64_t row = block.sequence * p.snapshot_rows + first - block.tokens.begin;
         store_columns(shared.columns, state, p, p.snapshots, row * heads + block.value_head, first_column);
       }
     }
-    if constexpr (!kRowGate) state.scale(whole);
+    if constexpr (!kRowGate) state.scale(pending_decay);
   }
   if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
     store_columns(shared.columns, state, p, p.final_state, to_slot * heads + block.value_head, first_column);

@@ -79,7 +79,7 @@ struct DeltaColumnSums {
   static constexpr int kWarps = kColumns / 8;
 
   float rows[kWarps][kKeys];
-  float more[kWarps][2];
+  float scalars[kWarps][2];
 
   template <int kRows>
   __device__ __forceinline__ void put(float (&values)[kRows]) {
@@ -90,11 +90,11 @@ struct DeltaColumnSums {
     for (int i = 0; i < kRows / 8; ++i) rows[threadIdx.x / 32][DeltaState<kRows>::row(8 * i + column)] = sums[i];
   }
   // Every thread of a column has the same two values.
-  __device__ __forceinline__ void put_more(float first, float second) {
+  __device__ __forceinline__ void store_scalars(float first, float second) {
     float own_value = threadIdx.x % 2 ? second : first;
 #pragma unroll
     for (int by = 4; by < 32; by *= 2) own_value += __shfl_xor_sync(kAllLanes, own_value, by);
-    if (threadIdx.x % 32 < 2) more[threadIdx.x / 32][threadIdx.x % 32] = own_value;
+    if (threadIdx.x % 32 < 2) scalars[threadIdx.x / 32][threadIdx.x % 32] = own_value;
   }
   __device__ __forceinline__ float row(int d) const {
     float total = 0;
@@ -102,10 +102,10 @@ struct DeltaColumnSums {
     for (int warp = 0; warp < kWarps; ++warp) total += rows[warp][d];
     return total;
   }
-  __device__ __forceinline__ float one_more(int which) const {
+  __device__ __forceinline__ float scalar_sum(int which) const {
     float total = 0;
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) total += more[warp][which];
+    for (int warp = 0; warp < kWarps; ++warp) total += scalars[warp][which];
     return total;
   }
 };

@@ -1,8 +1,8 @@
 // The delta rule for a few tokens on CUDA, as in decoding. States are nearly all of the traffic.
 // common/delta_rule.h has the equations.
 //
-// A CTA has 64 columns of a head's state in registers. A thread loads four neighbours of a line at a time. A
-// line is a row of the state, or a column if columns come first in memory. One pass over the state before its
+// A CTA has 64 columns of a head's state in registers. A line is contiguous in memory: a row of the state, or a column
+// if columns come first. A thread loads four adjacent elements of a line at a time. One pass over the state before its
 // update gives both products, since S' q = S~' q + u (k' q). Each kernel reads and writes a state once. Loads
 // and stores carry an evict-first hint: without it, a tenth more moves between L2 and memory.
 #pragma once
@@ -19,7 +19,7 @@ constexpr int64_t kStepTokens = 8;  // of a sequence, at most
 
 // Computes g, gk and beta of a token from raw values.
 struct StepGate {
-  const DeltaRuleParams& p;  // a kernel parameter: values that all CTAs share stay in constant memory
+  const DeltaRuleParams& p;  // a reference to the kernel parameter, which stays in constant memory
   int value_head;
   float a_log, dt_bias;
 
@@ -59,8 +59,8 @@ struct StepShared {
   float u[kStepColumns];
 };
 
-// Elements of a token that a thread loads: one of q or k, one of v or beta, and gates. All loads are issued
-// before the first is waited for.
+// The elements of a token that a thread loads: one of q or k, one of v or beta, and gates. A thread issues all loads
+// before it waits for the first.
 template <typename T, int kKeys, bool kRowGate>
 struct StepToken {
   static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
@@ -100,9 +100,9 @@ struct StepToken {
     } else if (thread() < 2 * kStepColumns) {
       to.beta[c] = in.beta ? raw.beta(value) : value;
     }
-    const float of_all = __expf(in.g ? raw.gate(gate) : 0.f);
-    if (kRowGate && thread() < kKeys) to.decay[d] = of_all * __expf(raw.row_gate(row_gate, d));
-    return of_all;
+    const float common_decay = __expf(in.g ? raw.gate(gate) : 0.f);
+    if (kRowGate && thread() < kKeys) to.decay[d] = common_decay * __expf(raw.row_gate(row_gate, d));
+    return common_decay;
   }
 };
 
@@ -253,15 +253,16 @@ struct StepState {
     }
     store_floats(&shared.sums[half][warp][in_line()], of_k);
     __syncthreads();
-    const int column = static_cast<int>(threadIdx.x) % kStepColumns, of = static_cast<int>(threadIdx.x) / kStepColumns;
+    const int column = static_cast<int>(threadIdx.x) % kStepColumns,
+              product = static_cast<int>(threadIdx.x) / kStepColumns;
     float sum = 0;
-    if (of < 2) {
+    if (product < 2) {
 #pragma unroll
-      for (int w = 0; w < kStepWarps; ++w) sum += shared.sums[of][w][column];
+      for (int w = 0; w < kStepWarps; ++w) sum += shared.sums[product][w][column];
     }
-    if (of == 0) shared.u[column] = token.beta[column] * (token.v[column] - norms.of_k * sum);
+    if (product == 0) shared.u[column] = token.beta[column] * (token.v[column] - norms.of_k * sum);
     __syncthreads();
-    if (of == 1) out(column, fmaf(shared.u[column], norms.kq, norms.of_q * sum));
+    if (product == 1) out(column, fmaf(shared.u[column], norms.kq, norms.of_q * sum));
     float added[4];
     load_floats(added, shared.u + in_line());
 #pragma unroll

@@ -1,5 +1,5 @@
-// Work order of the gradient kernel. The loops, from outermost to innermost: chunk and head of q and k, part
-// of the keys, value head of the group, slice of columns.
+// Work order of the gradient kernel. From outermost to innermost, the loops run over items (a chunk and a head of q
+// and k), parts of the keys, value heads of the group, and slices of columns.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
@@ -18,8 +18,8 @@ struct GradientGrid {
 };
 struct GradientCursor {
   int item, part, member, slice;
-  int chunks, heads;  // key parts and value heads that this CTA has finished, for ring indices
-  int number, head;   // of the chunk, and of the head of q and k
+  int chunks, heads;  // finished key parts and value heads of this CTA, as ring indices
+  int number, head;   // index of the chunk; index of the head of q and k
   DeltaChunk chunk;
 
   __device__ __forceinline__ GradientCursor(const DeltaRuleInputs& in, const GradientGrid& grid)

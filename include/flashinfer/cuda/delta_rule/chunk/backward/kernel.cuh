@@ -36,9 +36,9 @@ struct DeltaGradientsShared {
   alignas(1024) Matrix p;  // dP, and X
   alignas(1024) Matrix x;
   DeltaGradientFactors factors[Shape::kHeads];           // of this value head and the next one
-  float q_dots[2][kDeltaChunk], k_dots[2][kDeltaChunk];  // <q, dq> and <k, dk> by half of the keys
+  float q_dots[2][kDeltaChunk], k_dots[2][kDeltaChunk];  // <q, dq> and <k, dk> of each half of the keys
   float after[8];                                        // <D, S after the chunk>, partial sums of the warps
-  float all_q[kDeltaChunk], all_k[kDeltaChunk];          // <q, dq> and <k, dk> of the previous key parts
+  float total_q[kDeltaChunk], total_k[kDeltaChunk];      // <q, dq> and <k, dk> of the previous key parts
   DeltaBackwardWorkspace space;
   GradientGrid grid;
   GradientCursor cursors[4];  // of this step and the next three
@@ -90,9 +90,9 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     ptx::cp_async_commit();
   }
 
-  // Adds a slice of columns and its part of <D, S>. The cursor of three steps later is computed while
-  // products are in flight.
-  __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& product) const {
+  // Adds a slice of columns to the sums, and its part of <D, S> to `state_dot`. Thread 0 computes the cursor of three
+  // steps later while products are in flight.
+  __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& state_dot) const {
     const Stage& stage = shared.stages[step % 2];
     const Cursor& at = shared.cursors[step % 4];
     Products::add_slice(stage, sums, at.slice == 0);
@@ -100,33 +100,33 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
       Cursor cursor = shared.cursors[(step + 2) % 4];
       cursor.advance(in, grid), shared.cursors[(step + 3) % 4] = cursor;
     }
-    if (at.slice == 0) product = 0;
+    if (at.slice == 0) state_dot = 0;
     if (Shape::kParts == 1 || at.last_part(grid))
       this->store_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
-      product += this->dot(state.x, grad.x) + this->dot(state.y, grad.y) + this->dot(state.z, grad.z) +
-                 this->dot(state.w, grad.w);
+      state_dot += this->dot(state.x, grad.x) + this->dot(state.y, grad.y) + this->dot(state.z, grad.z) +
+                   this->dot(state.w, grad.w);
     }
     Products::wait(sums);
   }
 
   // Finishes a value head after its slices, and adds its sums to those of the head of q and k.
-  __device__ __forceinline__ void finish_head(const Cursor& at, float scale, GradientSums& sums, float product,
+  __device__ __forceinline__ void finish_head(const Cursor& at, float scale, GradientSums& sums, float state_dot,
                                               Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
     this->store_local(shared.p, shared.x, factors, sums.local, scale);
     if (half && p.grad_beta && this->part(at) == 0) this->store_betas(at, sums.local);
     this->scale_sums(sums, factors);
     const float2 written = row_dot(keys(at), sums.col);
-    product = lanes_sum<32>(product * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
-    if (lane == 0) shared.after[thread / 32] = product;
+    state_dot = lanes_sum<32>(state_dot * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
+    if (lane == 0) shared.after[thread / 32] = state_dot;
     Products::publish();
     __syncthreads();
     Products::add_local(keys(at), queries(at), shared.p, shared.x, sums);
     Products::wait(sums);
-    put(shared.q_dots, row_dots_all(at, sums));
+    store_dots(shared.q_dots, gate_terms(at, sums));
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
 #pragma unroll
@@ -144,30 +144,31 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
     if (in.l2norm) {
       __syncthreads();  // all warps have read the sums of the value head
-      put(shared.q_dots, row_dot(queries(at), dq)), put(shared.k_dots, row_dot(keys(at), dk));
+      store_dots(shared.q_dots, row_dot(queries(at), dq)), store_dots(shared.k_dots, row_dot(keys(at), dk));
       __syncthreads();
-      const float2 all_q = both(at, shared.q_dots, shared.all_q), all_k = both(at, shared.k_dots, shared.all_k);
+      const float2 total_q = total_over_keys(at, shared.q_dots, shared.total_q),
+                   total_k = total_over_keys(at, shared.k_dots, shared.total_k);
       if (Shape::kParts > 1 && !at.last_part(grid)) {
         __syncthreads();  // all warps have read the sums of the previous parts
         if (half == 0 && lane % 4 == 0) {
-          shared.all_q[row()] = all_q.x, shared.all_q[row() + 8] = all_q.y;
-          shared.all_k[row()] = all_k.x, shared.all_k[row() + 8] = all_k.y;
+          shared.total_q[row()] = total_q.x, shared.total_q[row() + 8] = total_q.y;
+          shared.total_k[row()] = total_k.x, shared.total_k[row() + 8] = total_k.y;
         }
         this->save(at, 0, dq), this->save(at, 1, dk);
         return;
       }
-      this->project(dq, queries(at), factors.q_factor, all_q);
-      this->project(dk, keys(at), factors.k_factor, all_k);
+      this->project(dq, queries(at), factors.q_factor, total_q);
+      this->project(dk, keys(at), factors.k_factor, total_k);
       this->store(p.grad_q, at, dq, queries(at));
       this->store(p.grad_k, at, dk, keys(at));
       if constexpr (Shape::kParts > 1) {
-        Cursor before(at);
+        Cursor earlier(at);
 #pragma unroll 1
-        for (before.part = 0; before.part < at.part; ++before.part) {
-          this->restore(before, 0, in.q, in.q_strides, factors.q_factor, all_q, dq);
-          this->store(p.grad_q, before, dq, queries(at));
-          this->restore(before, 1, in.k, in.k_strides, factors.k_factor, all_k, dk);
-          this->store(p.grad_k, before, dk, keys(at));
+        for (earlier.part = 0; earlier.part < at.part; ++earlier.part) {
+          this->restore(earlier, 0, in.q, in.q_strides, factors.q_factor, total_q, dq);
+          this->store(p.grad_q, earlier, dq, queries(at));
+          this->restore(earlier, 1, in.k, in.k_strides, factors.k_factor, total_k, dk);
+          this->store(p.grad_k, earlier, dk, keys(at));
         }
       }
       return;
@@ -178,7 +179,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
 
  private:
   // Returns <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
-  __device__ __forceinline__ float2 row_dots_all(const Cursor& at, const GradientSums& sums) const {
+  __device__ __forceinline__ float2 gate_terms(const Cursor& at, const GradientSums& sums) const {
     float total[2] = {};
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
@@ -192,18 +193,18 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     }
     return make_float2(quad_sum(total[0]), quad_sum(total[1]));
   }
-  __device__ __forceinline__ float2 of_rows(const float (&of)[kDeltaChunk]) const {
+  __device__ __forceinline__ float2 rows_of(const float (&of)[kDeltaChunk]) const {
     return make_float2(of[row()], of[row() + 8]);
   }
   // Returns the total over the keys up to this part.
-  __device__ __forceinline__ float2 both(const Cursor& at, const float (&of)[2][kDeltaChunk],
-                                         const float (&before)[kDeltaChunk]) const {
-    const float2 first = of_rows(of[0]), second = of_rows(of[1]);
+  __device__ __forceinline__ float2 total_over_keys(const Cursor& at, const float (&of)[2][kDeltaChunk],
+                                                    const float (&earlier)[kDeltaChunk]) const {
+    const float2 first = rows_of(of[0]), second = rows_of(of[1]);
     float2 sum = make_float2(first.x + second.x, first.y + second.y);
-    if (Shape::kParts > 1 && at.part > 0) sum.x += before[row()], sum.y += before[row() + 8];
+    if (Shape::kParts > 1 && at.part > 0) sum.x += earlier[row()], sum.y += earlier[row() + 8];
     return sum;
   }
-  __device__ __forceinline__ void put(float (&to)[2][kDeltaChunk], const float2& total) const {
+  __device__ __forceinline__ void store_dots(float (&to)[2][kDeltaChunk], const float2& total) const {
     if (lane % 4 == 0) to[half][row()] = total.x, to[half][row() + 8] = total.y;
   }
 };
@@ -240,26 +241,26 @@ __global__ void __launch_bounds__(Shape::kThreads)
     load(0), load(1);
     typename Gradients::GradientSums sums;
     typename Gradients::Sums dq, dk;
-    float product = 0;
+    float state_dot = 0;
     for (int step = 0;; ++step) {
-      const GradientCursor& here = shared.cursors[step % 4];
+      const GradientCursor& cursor_of_step = shared.cursors[step % 4];
       ptx::cp_async_wait<1>();
       Gradients::publish();
       __syncthreads();
-      if (here.done(grid)) break;
-      Gradients(p, shared).add_slice(step, sums, product);
+      if (cursor_of_step.done(grid)) break;
+      Gradients(p, shared).add_slice(step, sums, state_dot);
       __syncthreads();
       // With a single slice per value head and two stages of rows and factors, the copies of step + 2 would
       // overwrite what finish_head() still reads.
-      const bool free = Shape::kHeads > 2 || grid.slices > 1;
-      if (free) load(step + 2);
-      if (here.last_slice(grid)) {
+      const bool loads_early = Shape::kHeads > 2 || grid.slices > 1;
+      if (loads_early) load(step + 2);
+      if (cursor_of_step.last_slice(grid)) {
         const Gradients gradients(p, shared);
-        gradients.finish_head(here, static_cast<float>(in.scale.get()), sums, product, dq, dk);
-        if (here.last_member(grid)) gradients.finish_chunk(here, dq, dk);
+        gradients.finish_head(cursor_of_step, static_cast<float>(in.scale.get()), sums, state_dot, dq, dk);
+        if (cursor_of_step.last_member(grid)) gradients.finish_chunk(cursor_of_step, dq, dk);
         __syncthreads();
       }
-      if (!free) load(step + 2);
+      if (!loads_early) load(step + 2);
     }
   }
 }

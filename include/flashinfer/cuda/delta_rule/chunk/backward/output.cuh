@@ -26,7 +26,7 @@ struct DeltaGradientOutput : Shape::Products {
   __device__ __forceinline__ DeltaGradientOutput(const DeltaRuleBackwardParams& params, const GradientGrid& grid_)
       : p(params), in(params.in), grid(grid_) {}
 
-  // Returns the part of the keys, 0 if there is one.
+  // Returns the index of the key part, 0 without parts.
   __device__ __forceinline__ static int part(const Cursor& at) { return Shape::kParts > 1 ? at.part : 0; }
 
   __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
@@ -85,14 +85,14 @@ struct DeltaGradientOutput : Shape::Products {
   // Sums gates from the last token to the first, with one warp.
   __device__ __forceinline__ void store_gates(const Cursor& at, const float (&row_dot)[2][kDeltaChunk],
                                               const float (&after_parts)[8]) const {
-    const auto of = [&](int i) { return row_dot[0][i] + row_dot[1][i]; };
-    const int last = kDeltaChunk - 1 - 2 * lane;  // the tokens of this lane are last and last - 1
-    const float one = of(last), two = of(last - 1);
-    float sum = one + two;
+    const auto token_dot = [&](int i) { return row_dot[0][i] + row_dot[1][i]; };
+    const int last = kDeltaChunk - 1 - 2 * lane;  // this lane has the tokens last and last - 1
+    const float last_dot = token_dot(last);
+    float sum = last_dot + token_dot(last - 1);
 #pragma unroll
     for (int by = 1; by < 32; by *= 2) {
-      const float more = __shfl_up_sync(kAllLanes, sum, by);
-      if (lane >= by) sum += more;
+      const float other = __shfl_up_sync(kAllLanes, sum, by);
+      if (lane >= by) sum += other;
     }
     float before = __shfl_up_sync(kAllLanes, sum, 1);
     if (lane == 0) before = 0;
@@ -103,7 +103,7 @@ struct DeltaGradientOutput : Shape::Products {
     const auto write = [&](int i, float value) {  // later key parts add to it
       if (i < at.chunk.count) to[token(i, at)] = part(at) > 0 ? to[token(i, at)] + value : value;
     };
-    write(last, after + before + one), write(last - 1, after + sum);
+    write(last, after + before + last_dot), write(last - 1, after + sum);
   }
   // Stores the diagonal of <dy_i, r_j>.
   __device__ __forceinline__ void store_betas(const Cursor& at, const Accumulator<16, kDeltaChunk>& local) const {

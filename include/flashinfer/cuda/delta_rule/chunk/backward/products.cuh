@@ -1,7 +1,7 @@
-// Matrix products of a chunk's gradients: the part of a slice of columns in dP or X, dO S', dR S' and u D',
-// then the products with dP and X.
+// Matrix products of a chunk's gradients. A slice of columns contributes to dP or X, dO S', dR S' and u D'. After all
+// slices come the products with dP and X.
 //
-// Four warps cover the tokens of the chunk. Two sets of four have half of the keys each. The first set
+// Four warps cover the tokens of the chunk. There are two such sets, one for each half of the keys. The first set
 // computes dP, the second X. DeltaWarpGradients uses mma.sync, DeltaWarpgroupGradients uses wgmma with both
 // operands in smem.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace flashinfer::cuda {
 
-// Position of a thread. It is recomputed wherever this is constructed, because sums need the registers.
+// Position of a thread. Every construction recomputes it, because sums need the registers.
 struct DeltaGradientThread {
   int thread, lane, rows, half;
 
@@ -21,7 +21,7 @@ struct DeltaGradientThread {
   __device__ __forceinline__ int row() const { return 16 * rows + lane / 4; }
 };
 
-// dq, and dk's parts `read` (row) and `col`, of 16 tokens and half of the keys; dP or X.
+// Sums of 16 tokens and half of the keys: dq, the parts row and col of dk (`read`, `col`), and dP or X.
 template <int kKeys>
 struct DeltaGradientSums {
   using Keys = Accumulator<16, kKeys / 2>;

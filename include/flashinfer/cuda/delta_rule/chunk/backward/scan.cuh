@@ -47,7 +47,7 @@ struct DeltaResidualStaging : DeltaStateStaging<Shape> {
   DeltaBlocks r[kDeltaChunk / 16];
 };
 
-// smem after the stages: staging blocks of all warps, then the exchange of sums of key parts.
+// Bytes of smem after the stages: staging blocks of all warps, then the exchange buffer for sums of key parts.
 template <typename Shape, typename Staging>
 constexpr int kDeltaStagingBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Staging)) : 0;
 template <typename Shape, typename Staging>
@@ -177,28 +177,28 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     const int64_t strip = this->column() / 16, index = this->index(number);
     const bool inside = strip < space.strips;
     typename Base::StateOperandA a;
-    typename Base::Sums du, of_outputs;
+    typename Base::Sums du, output_terms;
     typename Base::OperandA grad, left;
     this->load_values(grad, stage.grad);
     this->pack_state(a, state);
     char* const grads = space.grads + index * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
     if constexpr (Shape::kHopper) {
       Products::read(du, a, this->key_part(stage.written()));
-      Products::template multiply<false, true>(of_outputs, grad, terms.p);
+      Products::template multiply<false, true>(output_terms, grad, terms.p);
       this->template store_blocks<0>(grads, staging->state, a, inside);
     } else {
       Products::read(du, a, this->key_part(stage.written()), this->block_writer(grads, a, inside));
-      Products::template multiply<false, true>(of_outputs, grad, terms.p);
+      Products::template multiply<false, true>(output_terms, grad, terms.p);
     }
     Products::template wait<1>(du, a);
     this->template reduce_key_parts<true>(du, part_sums);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(du, m, terms.write);
-    Products::template wait<0>(of_outputs, grad);
+    Products::template wait<0>(output_terms, grad);
 #pragma unroll
     for (int n = 0; n < Base::Sums::kN; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) du[0][n][i] += of_outputs[0][n][i];
+      for (int i = 0; i < 4; ++i) du[0][n][i] += output_terms[0][n][i];
     }
     this->pack_scaled(left, du, terms.beta);
     Products::template multiply<false>(du, left, terms.z);  // dy
@@ -222,7 +222,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
   }
 };
 
-// Recomputes states and residuals in CTA `number` of this half.
+// Recomputes states and residuals. `number` is the CTA's index among those that recompute.
 template <typename Shape>
 __device__ __forceinline__ void recompute_chunks(const DeltaRuleBackwardParams& p, const DeltaBackwardWorkspace& space,
                                                  unsigned char* memory, uint32_t number) {

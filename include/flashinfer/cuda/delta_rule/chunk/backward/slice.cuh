@@ -1,4 +1,4 @@
-// Slices of the chunk gradients: loads 64 columns of a value head, and scales their sums.
+// Slices of the chunk gradients: loads of 64 columns of a value head, and scaling of their sums.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/output.cuh>
@@ -49,7 +49,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
                                                 at.value_head(grid), first, values, thread);
     const int64_t index = at.index(in, grid);
     const int strip = at.slice * Stage::kStrips;
-    const auto strips_inside = static_cast<int>((values - first + 15) / 16);           // strips, zeros after them
+    const auto strips_inside = static_cast<int>((values - first + 15) / 16);           // zeros follow
     constexpr int64_t kState = sizeof(to.state[0]), kStates = Shape::kParts * kState;  // bytes of a part, and of all
     const int64_t state = index * space.state_bytes + strip * kStates + this->part(at) * kState;
     copy(to.r, space.residuals + index * space.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]),
@@ -66,10 +66,11 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
   // Stores dP or X to smem, on and below the diagonal.
   __device__ __forceinline__ void store_local(Matrix& dp, Matrix& x, const DeltaGradientFactors& factors,
                                               const Accumulator<16, kDeltaChunk>& local, float scale) const {
-    const auto of_row = [&](int at) {
+    const auto row_factor = [&](int at) {
       return half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
     };
-    const float sums[2] = {factors.sums[row()], factors.sums[row() + 8]}, by[2] = {of_row(row()), of_row(row() + 8)};
+    const float sums[2] = {factors.sums[row()], factors.sums[row() + 8]},
+                by[2] = {row_factor(row()), row_factor(row() + 8)};
 #pragma unroll
     for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
       if (pair > rows) continue;
@@ -92,7 +93,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     }
   }
 
-  // Returns the memory of dq or dk of a key part, which waits for the other parts.
+  // Returns the workspace that holds dq or dk of a key part until the other parts are finished.
   __device__ __forceinline__ float2* saved(const Cursor& at, int which) const {
     const int64_t number = (static_cast<int64_t>(at.item) * Shape::kParts + at.part) * 2 + which;
     return reinterpret_cast<float2*>(space.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
@@ -105,7 +106,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
       for (int i = 0; i < 2; ++i) to[(2 * n + i) * kThreads] = make_float2(sums[0][n][2 * i], sums[0][n][2 * i + 1]);
     }
   }
-  // Loads it again and differentiates the normalisation of the rows of `x`.
+  // Loads saved sums and differentiates the normalisation of the rows of `x`.
   __device__ __forceinline__ void restore(const Cursor& at, int which, const void* x, const TokenStrides& strides,
                                           const float (&factors)[kDeltaChunk], const float2& all, Sums& sums) const {
     const float2* const from = saved(at, which);

@@ -1,4 +1,5 @@
-// Both scans of the chunk gradients for calls with fewer heads than SMs, where the latency of a chunk counts.
+// Both scans of the chunk gradients, for calls with fewer heads than SMs. Their time is the latency of a chunk times
+// the number of chunks.
 //
 // Two warps have 16 columns each and advance D. Two more compute the terms of the next chunk that need no D,
 // P' dO and scale Q' (e^G dO), and store the results of the previous chunk. Four producer warps issue copies:
@@ -56,7 +57,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  // Copies inputs of chunk `number` and of the one before it, which comes next. Either may not exist.
+  // Copies inputs of chunk `number` and of chunk number - 1, the next one of this scan. One of the two may not exist.
   __device__ __forceinline__ void load(Stage& to, int64_t number, int64_t count) const {
     if (number < count) {
       const DeltaTerms& from = space.terms[this->index(number)];
@@ -76,7 +77,8 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     }
   }
 
-  __device__ __forceinline__ void carry(const Stage& stage, Exchange& exchange, State& state) const {
+  // Advances D over a chunk. Stores D after the chunk, and dy, to `exchange`.
+  __device__ __forceinline__ void advance_state(const Stage& stage, Exchange& exchange, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
     typename Base::Sums du;
@@ -103,7 +105,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     });
   }
 
-  // Computes the terms of dO of the next chunk.
+  // Computes the terms of the next chunk that need no D: P' dO and scale Q' (e^G dO).
   __device__ __forceinline__ void prepare(const Stage& stage, Exchange& exchange) const {
     typename Base::Sums outputs;
     typename Base::OperandA grad;
@@ -111,12 +113,12 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     this->load_values(grad, stage.grad);
     Products::template multiply<false, true>(outputs, grad, stage.terms.p);
 #pragma unroll
-    for (int n = 0; n < Base::Sums::kN; ++n) exchange.outputs[warp][n][lane] = four(outputs[0][n]);
+    for (int n = 0; n < Base::Sums::kN; ++n) exchange.outputs[warp][n][lane] = as_float4(outputs[0][n]);
     this->scale_values(grad, stage.terms.out);
     added.clear();
     Products::write(added, grad, stage.q);
 #pragma unroll
-    for (int n = 0; n < State::kN; ++n) exchange.added[warp][n][lane] = four(added[0][n]);
+    for (int n = 0; n < State::kN; ++n) exchange.added[warp][n][lane] = as_float4(added[0][n]);
   }
 
   // Stores D and dy of a chunk, through this warp's part of a tile.
@@ -136,16 +138,17 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   }
 
  private:
-  __device__ __forceinline__ static void add(float (&sums)[4], const float2& by, const float4& more) {
-    sums[0] = sums[0] * by.x + more.x, sums[1] = sums[1] * by.y + more.y;
-    sums[2] = sums[2] * by.x + more.z, sums[3] = sums[3] * by.y + more.w;
+  __device__ __forceinline__ static void add(float (&sums)[4], const float2& by, const float4& addend) {
+    sums[0] = sums[0] * by.x + addend.x, sums[1] = sums[1] * by.y + addend.y;
+    sums[2] = sums[2] * by.x + addend.z, sums[3] = sums[3] * by.y + addend.w;
   }
-  __device__ __forceinline__ static float4 four(const float (&sums)[4]) {
+  __device__ __forceinline__ static float4 as_float4(const float (&sums)[4]) {
     return make_float4(sums[0], sums[1], sums[2], sums[3]);
   }
 };
 
-// Step i has the i-th chunk from the end. Each role runs one step after the previous one.
+// Chunk i is the i-th from the end. In step i, role 0 advances D over chunk i, role 1 prepares chunk i + 1 and stores
+// chunk i - 1, and the producers copy the inputs of step i + 2.
 template <typename Shape>
 __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& scan,
                                                DeltaSplitBackwardShared<Shape>& shared) {
@@ -177,7 +180,7 @@ __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& 
     __syncthreads();
     for (int i = 0; i < count; ++i) {
       __syncthreads();
-      scan.carry(stage(i), shared.exchange[i % 2], state);
+      scan.advance_state(stage(i), shared.exchange[i % 2], state);
     }
     __syncthreads();
     scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.grad_initial_state)[i] = one; });

@@ -52,20 +52,20 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
       const int block = block_of(task), number = DeltaMatrices::block(block, block);
-      const uint32_t of_ps = ptx::shared_address(shared.p[number]), of_xs = ptx::shared_address(shared.x[number]);
+      const uint32_t p_start = ptx::shared_address(shared.p[number]), x_start = ptx::shared_address(shared.x[number]);
       float a[16], w[16], decay = 1;
       load_decays(a, at, block);
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const int row = 16 * block + i;
-        float of_p[16], of_x[16];
-        load_local(of_p, of_ps, i), load_local(of_x, of_xs, i);
+        float p_row[16], x_row[16];
+        load_local(p_row, p_start, i), load_local(x_row, x_start, i);
         const float k = to_float(element(shared.k, row, channel()));
         decay *= a[i];
-        float dq = decay * shared.queries[row][channel()] + of_p[i] * k;
+        float dq = decay * shared.queries[row][channel()] + p_row[i] * k;
         float read = decay * shared.read[row][channel()];
 #pragma unroll
-        for (int j = 0; j < i; ++j) w[j] *= a[i], dq += of_p[j] * w[j], read += of_x[j] * w[j];
+        for (int j = 0; j < i; ++j) w[j] *= a[i], dq += p_row[j] * w[j], read += x_row[j] * w[j];
         w[i] = k;
         shared.queries[row][channel()] = dq, shared.read[row][channel()] = read;
       }
@@ -76,22 +76,22 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
         const int row = 16 * block + i;
-        float of_p[16], of_x[16];
-        load_local(of_p, of_ps, i), load_local(of_x, of_xs, i);
+        float p_row[16], x_row[16];
+        load_local(p_row, p_start, i), load_local(x_row, x_start, i);
         const float k = to_float(element(shared.k, row, channel())), q = to_float(element(shared.q, row, channel()));
         const float dq = shared.queries[row][channel()], read = shared.read[row][channel()];
-        const float col = decay * shared.col[row][channel()] + w[i] + of_p[i] * q;
+        const float col = decay * shared.col[row][channel()] + w[i] + p_row[i] * q;
         row_dot += q * dq + k * (read - col);
         shared.col[row][channel()] = row_dot;
         shared.read[row][channel()] = read + col;
 #pragma unroll
-        for (int j = 0; j < i; ++j) w[j] = a[i] * (w[j] + of_p[j] * q + of_x[j] * k);
+        for (int j = 0; j < i; ++j) w[j] = a[i] * (w[j] + p_row[j] * q + x_row[j] * k);
         decay *= a[i];
       }
       shared.after[block][channel()] = row_dot;
     }
   }
-  // Adds the value heads of a group through gmem. The same thread has an element each time.
+  // Adds the value heads of a group through gmem. For every value head, the same thread adds an element.
   __device__ __forceinline__ void add_members(const Cursor& at) const {
     float* sums = space.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4

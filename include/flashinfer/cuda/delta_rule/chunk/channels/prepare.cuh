@@ -27,8 +27,8 @@ struct DeltaChannelShared {
       DeltaSolveMatrix left, right;
     };
   };
-  float found[kBlocks][16][32];  // L and P within a block, by row and lane
-  float blocks[kBlocks][kKeys];  // decay over all rows of a block
+  float in_block[kBlocks][16][32];  // L and P within a block, by row and lane
+  float blocks[kBlocks][kKeys];     // decay over all rows of a block
   float beta[kDeltaChunk], k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 };
 
@@ -42,7 +42,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
       Base::warp;
   static constexpr int kBytes = 2 * kKeys, kBlocks = Shared::kBlocks;
   static constexpr int kLaneChannels = kKeys / 32;  // per lane
-  static constexpr int kPairChannels = kKeys / 16;  // per pair of lanes, if the halves of a warp have different columns
+  static constexpr int kPairChannels = kKeys / 16;  // per lane, if each half of a warp covers all channels
   using LaneChannels = uint32_t[kLaneChannels / 2];
 
   const DeltaRuleInputs& in;
@@ -75,12 +75,12 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
       const int row = 16 * warp + i;
       const bool inside = row < chunk.count && kLaneChannels * lane < in.key_dim;
       const int64_t token = number + row * in.num_value_heads;
-      const float all = row < chunk.count && in.g ? load_float<float>(in.g, token) : 0.f;
+      const float common_gate = row < chunk.count && in.g ? load_float<float>(in.g, token) : 0.f;
 #pragma unroll
       for (int e = 0; e < kLaneChannels; ++e) gates[i][e] = 0;
       if (inside) load_floats(gates[i], static_cast<const float*>(in.gk) + token * in.key_dim + kLaneChannels * lane);
 #pragma unroll
-      for (int e = 0; e < kLaneChannels; ++e) gates[i][e] += all;
+      for (int e = 0; e < kLaneChannels; ++e) gates[i][e] += common_gate;
     }
 #pragma unroll
     for (int e = 0; e < kLaneChannels; ++e) product[e] = 1;
@@ -102,8 +102,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     sync();  // warps then scale their rows in place, which others may still be reading
   }
 
-  // Computes L and P within a block, without the rows' factors. Lane l of a half has column 2 l + half of L,
-  // or of P after the first eight.
+  // Computes L and P within a block, without the rows' factors. In each half of the warp, lanes 0 to 7 have columns
+  // of L and lanes 8 to 15 columns of P. Lane l has column 2 (l % 8) + half.
   __device__ __forceinline__ void correlate_block() const {
     const int half = lane / 16, channel = lane % 16 * kPairChannels;
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
@@ -132,12 +132,12 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
         }
         values[j] = of_k, values[8 + j] = of_q;
       }
-      shared.found[warp][i][lane] = lanes_sums(values);
+      shared.in_block[warp][i][lane] = lanes_sums(values);
     }
   }
 
-  // Multiplies rows by decays. Those that read or write a state go to gmem, those between blocks to smem. The
-  // decays of all blocks must be visible.
+  // Multiplies rows by decays. Rows for products with the state go to gmem, rows for products between blocks to smem.
+  // The decays of all blocks must be visible.
   __device__ __forceinline__ void store_rows(Terms& to) const {
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
     const int channel = kLaneChannels * lane;
@@ -253,15 +253,15 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
       if (column >= warp) continue;
       store_operand(to.p[DeltaTerms::block(warp, column)], p[0][2 * column], p[0][2 * column + 1], 1.f);
     }
-    const bool of_queries = lane % 16 >= 8;
+    const bool is_query = lane % 16 >= 8;
     const int j = 2 * (lane % 8) + lane / 16;
     const float factor = shared.k_factor[start + j];
-    auto& matrix = of_queries ? shared.right : shared.left;
+    auto& matrix = is_query ? shared.right : shared.left;
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
-      const float of = of_queries ? scale * shared.q_factor[start + i] : shared.k_factor[start + i];
+      const float of = is_query ? scale * shared.q_factor[start + i] : shared.k_factor[start + i];
       matrix[start + i][start + j] =
-          j < i || (of_queries && j == i) ? shared.found[warp][i][lane] * (factor * of) : 0.f;
+          j < i || (is_query && j == i) ? shared.in_block[warp][i][lane] * (factor * of) : 0.f;
     }
     __syncwarp();
     float x[2][4];
@@ -281,7 +281,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Returns the rows of this block that read a state. They overwrite its decays.
+  // Returns the rows of k that read a state. In this block's smem, they overwrite the decays.
   __device__ __forceinline__ uint32_t read_rows() const { return ptx::shared_address(&shared.decay[16 * warp]); }
 
   template <int kCount>

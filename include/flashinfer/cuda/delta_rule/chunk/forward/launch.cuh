@@ -9,8 +9,8 @@
 
 namespace flashinfer::cuda {
 
-// Largest smem of the kernels for all architectures. GPUs of compute capability 8.0 have it. Those of 8.6
-// have less, and compute token by token.
+// Largest smem of the kernels that serve all architectures. GPUs of compute capability 8.0 have as much. GPUs of 8.6
+// have less, and use the recurrent kernel.
 constexpr int kChunkSharedBytes = 163 << 10;
 
 // Returns true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
@@ -19,12 +19,12 @@ template <typename T>
 bool takes_chunks(const DeltaRuleInputs& in, const Launch& where) {
   if constexpr (!kIsHalfType<T>) return false;
   const auto aligned = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16 == 0; };
-  const auto whole = [&](const void* rows, const TokenStrides& by) {
-    return aligned(rows) && by.batch % 8 == 0 && by.token % 8 == 0 && by.head % 8 == 0;
+  const auto copies_by_16 = [&](const void* rows, const TokenStrides& strides) {
+    return aligned(rows) && strides.batch % 8 == 0 && strides.token % 8 == 0 && strides.head % 8 == 0;
   };
   return in.chunked && device_info(where.device).shared_bytes >= kChunkSharedBytes && aligned(in.gk) &&
          !in.beta_is_vector && in.key_dim <= (in.gk ? 128 : 256) && in.key_dim % 8 == 0 && in.value_dim % 8 == 0 &&
-         whole(in.q, in.q_strides) && whole(in.k, in.k_strides) && whole(in.v, in.v_strides) &&
+         copies_by_16(in.q, in.q_strides) && copies_by_16(in.k, in.k_strides) && copies_by_16(in.v, in.v_strides) &&
          in.batch_size * in.num_tokens >= kDeltaChunk * in.num_sequences;
 }
 
@@ -54,8 +54,8 @@ void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body&
   if (in.value_dim > 32 && delta_blocks(in, 64) >= enough) return body(DeltaWarpShape<T, kKeys, 4, 0, kChannels>{});
   body(DeltaWarpShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
 }
-// Calls body with a CTA shape. On 9.0 it takes the narrowest that fits in one wave. Times of all shapes on an
-// H200 decided.
+// Calls body with a CTA shape. On 9.0 it takes the narrowest shape whose CTAs run in one wave. The choice follows the
+// times of all shapes on an H200.
 template <typename T, int kKeys, typename Body>
 void with_scan_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t num_sms = device_info(where.device).num_sms;
@@ -83,14 +83,17 @@ bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   return true;
 }
 
-// Number of CTAs that prepare terms next to those that scan. It is 0 if preparing all terms first is faster.
+// Returns the number of CTAs that prepare terms while others scan, or 0 if preparing all terms first is faster.
 // On an H200, an SM prepares a chunk in 3.8 us, and a scan step takes 1.4 us.
 template <typename Shape>
 int64_t delta_preparing_blocks(const DeltaRuleInputs& in, const Launch& where) {
   const int64_t num_sms = device_info(where.device).num_sms, scanning = delta_blocks(in, Shape::kColumns);
-  const int64_t left = num_sms - scanning, heads = in.num_sequences * in.num_value_heads;
-  const bool alike = !in.cu_seqlens.data;  // equal lengths
-  return alike && scanning > 0 && left > 0 && heads * 38 <= left * 14 && in.num_tokens >= 4 * kDeltaChunk ? left : 0;
+  const int64_t idle_sms = num_sms - scanning, heads = in.num_sequences * in.num_value_heads;
+  const bool has_equal_lengths = !in.cu_seqlens.data;  // equal lengths
+  return has_equal_lengths && scanning > 0 && idle_sms > 0 && heads * 38 <= idle_sms * 14 &&
+                 in.num_tokens >= 4 * kDeltaChunk
+             ? idle_sms
+             : 0;
 }
 template <typename Shape>
 void launch_delta_split_warpgroups(const DeltaRuleParams& p, int64_t preparing, const Launch& where) {

@@ -1,8 +1,8 @@
-// Forward scan for calls with fewer heads than SMs, where the latency of a chunk counts: states do not wait
-// for outputs.
+// Forward scan for calls with fewer heads than SMs. Their time is the latency of a chunk times the number of chunks,
+// so states do not wait for outputs.
 //
-// Two warps have 16 columns each and advance the state. They leave the state and u in smem. Two more warps
-// compute the output of the previous chunk from these. Two producer warps copy two chunks ahead.
+// Two warps have 16 columns each and advance the state. They store the state and u to smem. From these, two more
+// warps compute the output of the previous chunk. Two producer warps copy two chunks ahead.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/forward/kernel.cuh>
@@ -40,7 +40,8 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  __device__ __forceinline__ void carry(Stage& stage, Exchange& to, State& state) const {
+  // Advances the state over a chunk. Stores the old state and u to `to`.
+  __device__ __forceinline__ void advance_state(Stage& stage, Exchange& to, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
     typename Base::Sums r;
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const Delt
       split.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
     for (int64_t i = 0; i < count; ++i) {
       __syncthreads();
-      split.carry(shared.stages[i % Shape::kStages], shared.exchange[i % 2], state);
+      split.advance_state(shared.stages[i % Shape::kStages], shared.exchange[i % 2], state);
     }
     __syncthreads();
     if (p.final_state)

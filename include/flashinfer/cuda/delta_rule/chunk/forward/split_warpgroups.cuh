@@ -1,8 +1,8 @@
 // Forward scan on Hopper for calls with fewer heads than SMs.
 //
-// One warpgroup advances the states of 64 columns, and leaves them and u in a ring in smem. A second one
-// computes outputs from these, with tokens as rows. A third one is the producer. If many SMs are idle,
-// further CTAs of the same launch prepare the terms of chunks while the scan runs.
+// One warpgroup advances the states of 64 columns, and stores states and u to a ring in smem. From these, a second
+// warpgroup computes outputs, with tokens as rows. A third one is the producer. If many SMs are idle, more CTAs of
+// the launch prepare the terms of chunks while the scan runs.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/forward/kernel.cuh>
@@ -46,7 +46,8 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  __device__ __forceinline__ void carry(Stage& stage, StateTiles& to, State& state) const {
+  // Advances the state over a chunk. Stores the old state and u to `to`.
+  __device__ __forceinline__ void advance_state(Stage& stage, StateTiles& to, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
     typename Base::Sums r;
@@ -136,23 +137,23 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   }
 };
 
-// Ready flags of terms that the first `blocks` CTAs of the same launch prepare. These CTAs wait for no other.
-// CUDA promises no order of starts, so the launch has at most one CTA per SM (delta_preparing_blocks): all
-// are resident at once, and none waits for one that cannot start. The sequences advance in lockstep. With
-// blocks = 0 all terms are ready.
+// Ready flags of terms that the first `blocks` CTAs of the same launch prepare. The preparing CTAs never wait. CUDA
+// does not define the order in which CTAs start. The launch therefore has at most one CTA per SM
+// (delta_preparing_blocks), so that all run at once and none waits for a CTA that cannot start. The sequences advance
+// in lockstep. With blocks = 0 all terms are ready.
 struct DeltaTermFlags {
   uint32_t blocks;
   uint32_t* flags;  // per chunk and value head, initially 0
 
-  // Waits at every kAhead-th chunk for the next kAhead flags, one per lane. Reading a flag takes nearly as
-  // long as a chunk.
+  // Waits at every kAhead-th chunk for the flags of kAhead chunks, one per lane. One read takes nearly as long as a
+  // chunk, so flags are not read one by one.
   static constexpr int kAhead = 8;
   template <typename Scan>
   __device__ __forceinline__ void wait(const Scan& scan, int chunk, int count) const {
     if (blocks == 0 || chunk % kAhead != 0) return;
-    const int watched = chunk + scan.lane % kAhead;
-    if (watched < count)
-      while (ptx::load_acquire(flags + scan.index(watched)) == 0) __nanosleep(64);
+    const int flagged_chunk = chunk + scan.lane % kAhead;
+    if (flagged_chunk < count)
+      while (ptx::load_acquire(flags + scan.index(flagged_chunk)) == 0) __nanosleep(64);
     __syncwarp();
   }
 };
@@ -171,8 +172,8 @@ __device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const D
              chunks = units / heads / sequences;
   const float scale = static_cast<float>(in.scale.get());
   for (uint32_t unit = blockIdx.x * kGroups + group; unit < units; unit += ready.blocks * kGroups) {
-    const uint32_t of_heads = unit / heads, head = unit - of_heads * heads;
-    const uint32_t chunk = of_heads / sequences, sequence = of_heads - chunk * sequences;
+    const uint32_t chunk_number = unit / heads, head = unit - chunk_number * heads;
+    const uint32_t chunk = chunk_number / sequences, sequence = chunk_number - chunk * sequences;
     const int64_t index = (int64_t{sequence} * chunks + chunk) * heads + head;
     prepare.run({sequence_of(in, sequence), chunk}, head, scale, static_cast<DeltaTerms*>(p.workspace)[index]);
     __threadfence();
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         state_ring.wait_empty(i);
         ring.wait_full(i);
         ptx::fence_proxy_async();  // wgmma reads tiles that cp.async wrote through the generic proxy
-        split.carry(shared.stages[i % kStages], shared.state_stages[i % kStateStages], state);
+        split.advance_state(shared.stages[i % kStages], shared.state_stages[i % kStateStages], state);
         ptx::fence_proxy_async();
         __syncwarp();
         if (split.lane == 0) state_ring.arrive_full(i);
