@@ -1,4 +1,4 @@
-"""Checks of optional arguments, of arguments that exclude or need each other, and of a run against its plan."""
+"""Checks of optional arguments, of combinations of arguments, and of a run's arguments against its plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def not_both(op: str, first: str, value: object, second: str, other: object) -> 
 
 
 def all_or_none(op: str, **values: object) -> bool:
-    """Return whether arguments that need each other are there: all of them, or none.
+    """Return true if all arguments are given, false if none is.
 
     Raises:
         ValueError: some are ``None``.
@@ -67,7 +67,7 @@ def no_more(op: str, args: Sequence[object], why: str = "") -> None:
 
 
 def check_items(op: str, name: str, value: object, what: str, count: int | None = None) -> None:
-    """Check that an argument is a list or a tuple of ``count`` items. ``what`` says which.
+    """Check that an argument is a list or a tuple of ``count`` items, which ``what`` describes.
 
     Raises:
         TypeError: neither of them.
@@ -80,7 +80,7 @@ def check_items(op: str, name: str, value: object, what: str, count: int | None 
 
 
 def check_equal(op: str, name: str, numbers: Sequence[int], unit: str) -> None:
-    """Check that numbers of ``unit`` are equal.
+    """Check that numbers are equal. ``unit``: what they count.
 
     Raises:
         ValueError: two that differ.
@@ -101,7 +101,7 @@ def check_planned(op: str, plan: T | None, call: str = "plan()") -> T:
 
 
 def as_planned(op: str, name: str, got: Any, planned: Any, unit: str = "") -> None:
-    """Check that a size, a dtype or an option of a run is the plan's. ``unit`` names what is counted.
+    """Check that a size, a dtype or an option of a run equals the plan's. ``unit``: the unit of a size.
 
     Raises:
         TypeError: another dtype.

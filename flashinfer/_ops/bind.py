@@ -25,7 +25,7 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
     """Check tensors against each other. Return their sizes in the order in which the letters appear.
 
     Args:
-        op: the function, for calls that no public function of the package makes.
+        op: the function to name in errors, unless a public function of the package is on the stack.
         arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words:
             a letter for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or
             ``_`` for any size. They can also be a tuple of computed sizes, or ``None`` for any shape. A ``?``
@@ -59,16 +59,16 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
             if compiling:
                 _check_in_graph(op, name, x, pattern, sizes)
             else:
-                for size, (letter, more) in zip(shape, pattern):  # noqa: B905 - a quarter of the loop's time
-                    if letter != "_" and sizes.setdefault(letter, size - more) != size - more:
+                for size, (letter, offset) in zip(shape, pattern):  # noqa: B905 - a quarter of the loop's time
+                    if letter != "_" and sizes.setdefault(letter, size - offset) != size - offset:
                         _refuse_shape(op, name, x, pattern, sizes)
         if len(argument) > 2:
-            wanted = argument[2]
-            if isinstance(wanted, str):
-                if x.dtype != (same := arguments[wanted][0].dtype):
-                    raise type_error(op, name, x.dtype, f"{same} as {wanted} has")
-            elif x.dtype not in wanted:
-                check_dtype(op, name, x.dtype, wanted)
+            dtypes = argument[2]
+            if isinstance(dtypes, str):
+                if x.dtype != (same := arguments[dtypes][0].dtype):
+                    raise type_error(op, name, x.dtype, f"{same} as {dtypes} has")
+            elif x.dtype not in dtypes:
+                check_dtype(op, name, x.dtype, dtypes)
         if device is None:
             like, device = name, x.device
         elif x.device != device:
@@ -78,20 +78,20 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _check_in_graph(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: dict[str, int]) -> None:
-    for size, (letter, more) in zip(x.shape, pattern, strict=True):
+    for size, (letter, offset) in zip(x.shape, pattern, strict=True):
         if letter in sizes:
-            if differs(size, sizes[letter] + more):
+            if differs(size, sizes[letter] + offset):
                 _refuse_shape(op, name, x, pattern, sizes)
-            torch._check(size == sizes[letter] + more)
+            torch._check(size == sizes[letter] + offset)
         elif letter != "_":
-            sizes[letter] = size - more
+            sizes[letter] = size - offset
 
 
 def _parsed(text: str) -> Pattern:
     pattern = []
     for word in text.removeprefix("?").split():
-        letter, _, more = word.partition("+")
-        pattern.append(("", int(letter)) if letter.isdigit() else (letter, int(more or 0)))
+        letter, _, offset = word.partition("+")
+        pattern.append(("", int(letter)) if letter.isdigit() else (letter, int(offset or 0)))
     found = tuple(pattern)
     if not is_dynamo_compiling():
         _patterns[text] = found
@@ -105,8 +105,8 @@ def _fixed(dims: tuple[Any, ...]) -> Pattern:
 
 def _refuse_shape(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: dict[str, int]) -> NoReturn:
     words = []
-    for letter, more in pattern:
+    for letter, offset in pattern:
         known = sizes.get(letter)
-        words.append("any" if known is None else f"{known + more}")
+        words.append("any" if known is None else f"{known + offset}")
     # One text: in a graph, a text inside another one would be quoted.
     raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted [{', '.join(words)}]")

@@ -15,20 +15,20 @@ from .sizes import exceeds
 T = TypeVar("T")
 
 
-def real(op: str, name: str, given: object) -> float:
+def real(op: str, name: str, value: object) -> float:
     """Return a number of any kind, or the element of a tensor with one element, as a float.
 
     Raises:
         TypeError: neither of them.
     """
-    if isinstance(given, torch.Tensor):
-        check_real(op, name, given)
-    if not isinstance(given, str) and (not isinstance(given, torch.Tensor) or given.numel() == 1):
+    if isinstance(value, torch.Tensor):
+        check_real(op, name, value)
+    if not isinstance(value, str) and (not isinstance(value, torch.Tensor) or value.numel() == 1):
         try:
-            return float(given)  # type: ignore[arg-type]
+            return float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             pass
-    raise type_error(op, name, type(given).__name__, "a number")
+    raise type_error(op, name, type(value).__name__, "a number")
 
 
 def check_real(op: str, name: str, x: torch.Tensor) -> None:
@@ -41,47 +41,47 @@ def check_real(op: str, name: str, x: torch.Tensor) -> None:
         raise type_error(op, name, x.dtype, "real numbers")
 
 
-def positive_real(op: str, name: str, given: object, most: float = sys.float_info.max) -> float:
-    """Return a number above 0, and up to ``most``.
+def positive_real(op: str, name: str, value: object, most: float = sys.float_info.max) -> float:
+    """Return a number above 0 and at most ``most``.
 
     Raises:
         TypeError: no number.
         ValueError: another number.
     """
-    number = given if type(given) is float else real(op, name, given)
+    number = value if type(value) is float else real(op, name, value)
     if not 0 < number <= most:
         limit = "" if most == sys.float_info.max else f" up to {most:g}"
         raise value_error(op, name, number, f"a positive number{limit}")
     return number
 
 
-def finite(op: str, name: str, given: object) -> float:
+def finite(op: str, name: str, value: object) -> float:
     """Return a number that is neither infinite nor NaN.
 
     Raises:
         TypeError: no number.
         ValueError: another number.
     """
-    number = given if type(given) is float else real(op, name, given)
+    number = value if type(value) is float else real(op, name, value)
     if not abs(number) <= sys.float_info.max:  # Dynamo cannot trace math.isfinite()
         raise value_error(op, name, number, "a finite number")
     return number
 
 
-def whole(op: str, name: str, given: object, least: int | None = None, most: int | None = None) -> int:
+def whole(op: str, name: str, value: object, least: int | None = None, most: int | None = None) -> int:
     """Return an integer of any kind, or the element of a tensor with one integer. Floats are never rounded.
 
     Raises:
         TypeError: no integer.
         ValueError: an integer below ``least`` or above ``most``.
     """
-    if isinstance(given, int):  # also a graph's symbol, which stays symbolic
-        number = given
+    if isinstance(value, int):  # also a graph's symbol, which stays symbolic
+        number = value
     else:
         try:
-            number = operator.index(given)  # type: ignore[arg-type]
+            number = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            got = given if isinstance(given, float) else type(given).__name__
+            got = value if isinstance(value, float) else type(value).__name__
             raise type_error(op, name, got, "an integer") from None
     check_range(op, name, number, least, most)
     return number
@@ -90,7 +90,7 @@ def whole(op: str, name: str, given: object, least: int | None = None, most: int
 def check_range(
     op: str, name: str, got: int, least: int | None = None, most: int | None = None, unit: str = "", why: str = ""
 ) -> None:
-    """Check that a number or a count of ``unit`` is in a range. A graph's unknown size is.
+    """Check that a number or a count of ``unit`` is in a range. A size that a graph does not know yet passes.
 
     Raises:
         ValueError: a number below ``least`` or above ``most``.
@@ -105,21 +105,21 @@ def check_range(
         raise value_error(op, name, f"{got} {unit}".rstrip(), wanted + why)
 
 
-def positive(op: str, name: str, given: object) -> int:
+def positive(op: str, name: str, value: object) -> int:
     """Return an integer above 0.
 
     Raises:
         TypeError: no integer.
         ValueError: an integer of 0 or less.
     """
-    number = whole(op, name, given)
+    number = whole(op, name, value)
     if number < 1:
         raise value_error(op, name, number, "a positive number")
     return number
 
 
 def check_multiple(op: str, name: str, got: int, of: str, divisor: int) -> None:
-    """Check that a number is a multiple of the argument ``of``.
+    """Check that a number is a multiple of ``divisor``, the value of the argument ``of``.
 
     Raises:
         ValueError: a remainder.
@@ -128,21 +128,21 @@ def check_multiple(op: str, name: str, got: int, of: str, divisor: int) -> None:
         raise value_error(op, name, got, f"a multiple of {of}, {divisor}")
 
 
-def check_option(op: str, name: str, given: object, options: Sequence[object], why: str = "") -> None:
-    """Check that an argument is one of a few values. ``why`` follows them in the error.
+def check_option(op: str, name: str, value: object, options: Sequence[object], why: str = "") -> None:
+    """Check that an argument is one of ``options``. ``why``: text after the options in the error.
 
     Raises:
         ValueError: another value.
     """
-    if given not in options:
-        raise value_error(op, name, repr(given), either(map(repr, options)) + why)
+    if value not in options:
+        raise value_error(op, name, repr(value), either(map(repr, options)) + why)
 
 
-def choice(op: str, name: str, given: str, options: Mapping[str, T]) -> T:
-    """Return what a named option stands for.
+def choice(op: str, name: str, value: str, options: Mapping[str, T]) -> T:
+    """Return the value of a named option.
 
     Raises:
         ValueError: another name.
     """
-    check_option(op, name, given, tuple(options))
-    return options[given]
+    check_option(op, name, value, tuple(options))
+    return options[value]

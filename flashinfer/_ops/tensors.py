@@ -27,7 +27,7 @@ def check_dims(op: str, name: str, x: torch.Tensor, wanted: int) -> None:
 
 
 def check_dtype(op: str, name: str, dtype: object, wanted: Sequence[torch.dtype]) -> None:
-    """Check that a dtype is one of those of ``wanted``."""
+    """Check that a dtype is one of ``wanted``."""
     if dtype not in wanted:
         raise type_error(op, name, dtype, either(wanted))
 
@@ -43,7 +43,7 @@ def check_device(op: str, name: str, x: torch.Tensor, device: torch.device, why:
 
 
 def check_vector(op: str, name: str, x: object, *dtypes: torch.dtype) -> torch.Tensor:
-    """Return a tensor that kernels write or read in place: one dimension, contiguous.
+    """Return a contiguous vector, which kernels read or write in place.
 
     Raises:
         TypeError: no tensor, or another dtype.
