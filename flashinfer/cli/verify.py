@@ -13,12 +13,11 @@ from pathlib import Path
 
 from .. import env
 from ..jit.lookup import Machine, look_up
+from ..jit.machine.arch import Arch
 from ..jit.machine.target import (
     CPU_LEVELS,
     Target,
-    capability,
     level_features,
-    native_arch,
     visible_gpus,
     wanted_target,
     why_not_on,
@@ -51,7 +50,7 @@ class OtherMachine(Machine):
             return wanted_target(self.backend)
         if self.backend == "cpu":
             return Target("cpu", (self.level,), env.CPU_ARCH.get() is not None)
-        return Target("cuda", tuple(map(native_arch, self.gpus)), False)
+        return Target("cuda", tuple(str(Arch.native(gpu)) for gpu in self.gpus), False)
 
     def why_not_runnable(self, archs: Iterable[str]) -> str | None:
         if self.backend == "cpu":
@@ -116,5 +115,5 @@ def _machine(recorded: RecordedSpec, options: argparse.Namespace) -> Machine:
     if recorded.spec.backend == "cpu" and options.cpu_arch is not None:
         return OtherMachine(recorded.spec, (), options.cpu_arch)
     if recorded.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else recorded.archs)):
-        return OtherMachine(recorded.spec, tuple(sorted(set(map(capability, archs)))), "")
+        return OtherMachine(recorded.spec, tuple(sorted({Arch.of(arch).capability for arch in archs})), "")
     return Machine(recorded.spec, writes=False)

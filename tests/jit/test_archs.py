@@ -16,6 +16,7 @@ from flashinfer.jit.artifact import Artifact
 from flashinfer.jit.build import make_request
 from flashinfer.jit.lookup import Machine
 from flashinfer.jit.machine import target
+from flashinfer.jit.machine.arch import Arch
 from flashinfer.jit.machine.target import Target, narrowed
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -150,4 +151,24 @@ def test_an_invalid_list_prevents_only_builds_for_gpus(hopper, make_spec, monkey
 )  # fmt: skip
 def test_archs_and_the_gpus_that_run_them(arch, runs):
     gpus = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
-    assert [gpu for gpu in gpus if target.runs_on(arch, gpu)] == runs
+    assert [gpu for gpu in gpus if Arch.of(arch).runs_on(gpu)] == runs
+
+
+def test_an_arch_and_its_names():
+    for name, kernels in (("8.0", "sm80"), ("9.0a", "sm90a"), ("10.0f", "sm100f"), ("12.1a", "sm121a")):
+        assert str(Arch.of(name)) == name and Arch.of(name).kernels == kernels and Arch.of(kernels) == Arch.of(name)
+    assert str(Arch.of("8.6+PTX")) == "8.6+PTX" and Arch.of("8.6+PTX").kernels == "sm86"
+    assert [str(Arch.native(gpu)) for gpu in ((8, 9), (9, 0), (12, 1))] == ["8.9", "9.0a", "12.1a"]
+    for name in ("cuda", "9", "9.0b", "sm9", "90a", "profiler_sm90a", "9.0a+ptx"):
+        with pytest.raises(ValueError, match=f"arch: got {name!r}, wanted a name such as".replace("+", r"\+")):
+            Arch.of(name)
+
+
+def test_kernels_of_a_family_of_gpus_serve_its_targets():
+    """The code is that of the family, once, for each target in it."""
+    targets = Target("cuda", ("9.0a", "10.0a", "10.3a", "12.0a"), True)
+    assert narrowed(targets, ("10.0f",), "m").archs == ("10.0f",)
+    assert narrowed(targets, ("10.3f", "9.0a"), "m").archs == ("9.0a", "10.3f")
+    for other in ("10.0", "12.0a", "9.0a"):  # 10.0: without features of the family
+        with pytest.raises(ToolchainError, match=f"only for 10.0f, the request names {other}"):
+            narrowed(Target("cuda", (other,), True), ("10.0f",), "m")

@@ -16,6 +16,7 @@ from itertools import takewhile
 
 from ... import env
 from ...errors import EnvironmentValueError, ToolchainError
+from .arch import Arch
 
 # Features that each x86-64 psABI level adds to the previous one, spelled as in /proc/cpuinfo. The last is our
 # own.
@@ -130,7 +131,7 @@ def wanted_target(backend: str) -> Target:
             "no GPU is visible and no arch is named: to compile CUDA modules here, name the archs to compile for,"
             ' for example FLASHINFER_CUDA_ARCH_LIST="9.0a 8.0"'
         )
-    return Target("cuda", tuple(map(native_arch, visible_gpus())), False)
+    return Target("cuda", tuple(str(Arch.native(gpu)) for gpu in visible_gpus()), False)
 
 
 def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
@@ -138,23 +139,15 @@ def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
 
     Raise ``ToolchainError`` if none is left.
     """
-    left = tuple(arch for arch in target.archs if not archs or arch.removesuffix("+PTX") in archs)
-    if not left:
+    if not archs:
+        return target
+    left = (kernels.compiled_for(Arch.of(one)) for one in target.archs for kernels in map(Arch.of, archs))
+    found = tuple(dict.fromkeys(str(arch) for arch in left if arch is not None))
+    if not found:
         of_list = target.explicit or env.TORCH_CUDA_ARCH_LIST.is_set
         has = f"{'the request names' if of_list else 'this machine has'} {' '.join(target.archs)}"
         raise ToolchainError(f"module {name!r} has kernels only for {' '.join(archs)}, {has}")
-    return Target(target.backend, left, target.explicit)
-
-
-def native_arch(capability: tuple[int, int]) -> str:
-    """Return the arch to compile for a GPU: from Hopper on an "a" target, because only these have wgmma."""
-    return f"{capability[0]}.{capability[1]}{'a' if capability[0] >= 9 else ''}"
-
-
-def capability(arch: str) -> tuple[int, int]:
-    """Return the compute capability of an arch: ``"9.0a"`` -> ``(9, 0)``."""
-    major, minor = arch.removesuffix("+PTX").rstrip("af").split(".")
-    return int(major), int(minor)
+    return Target(target.backend, found, target.explicit)
 
 
 def why_not_runnable(backend: str, archs: Iterable[str], on_all: bool = True) -> str | None:
@@ -178,7 +171,7 @@ def why_not_runnable(backend: str, archs: Iterable[str], on_all: bool = True) ->
 
 def why_not_on(gpus: Iterable[tuple[int, int]], archs: Iterable[str], machine: str, on_all: bool) -> str | None:
     """Return why code for ``archs`` does not run on all GPUs (``on_all``) or on any GPU, or ``None``."""
-    refused = [gpu for gpu in gpus if not any(runs_on(arch, gpu) for arch in archs)]
+    refused = [gpu for gpu in gpus if not any(Arch.of(arch).runs_on(gpu) for arch in archs)]
     if not refused or (not on_all and len(refused) < len(tuple(gpus))):
         return None
     return f"compiled for {', '.join(archs)}, {machine} has a GPU of {refused[0][0]}.{refused[0][1]}"
@@ -216,12 +209,3 @@ def _defines(soname: str, version: str) -> bool:
     libc.dlerror()
     libc.dlsym(library._handle, version.encode())
     return libc.dlerror() is None
-
-
-def runs_on(arch: str, gpu: tuple[int, int]) -> bool:
-    """Return whether code compiled for ``arch`` runs on a GPU of that compute capability."""
-    oldest, name = capability(arch), arch.removesuffix("+PTX")
-    if name.endswith("a"):  # only this GPU, also by its PTX
-        return oldest == gpu
-    is_portable = name != arch and not name.endswith("f")  # PTX of a family stays in the family
-    return oldest <= gpu and (is_portable or oldest[0] == gpu[0])
