@@ -1,7 +1,7 @@
-"""Selection of attention's kernels: the portable ones (``fa2``) or those for Hopper (``fa3``).
+"""Selection of attention's kernels: the portable ones (``fa2``) or those of the GPU's arch (``fa3``: 9.0a).
 
-A family has kernels for Hopper if ``csrc/<family>_sm90a.cu`` exists: prefill and decode. Decode's are the
-portable kernels with merges in the same launch. Only ``"fa3"`` selects them, never ``"auto"``.
+A family has kernels for an arch if ``csrc/<family>_<arch>.cu`` exists: prefill and decode for 9.0a. Decode's are
+the portable kernels with merges in the same launch. ``"auto"`` never selects them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from torch.compiler import is_compiling
 
 from .._ops.configured import covered
 from .._ops.dtypes import is_fp8
-from ..jit.modules._attention import HOPPER, attention_spec, dtypes_value, head_dims_value, variant_value
+from ..jit.machine.arch import Arch
+from ..jit.modules._attention import KERNELS, attention_spec, dtypes_value, head_dims_value, variant_value
+from ..jit.modules._family import arch_kernels
 from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
+from ..jit.spec import BACKENDS
 
 CUSTOM = 2  # mask_mode of the operators: a bit for each element
 MOST_HEADS = 64  # query heads of a key head
@@ -41,12 +44,15 @@ class Wanted:
         """Return True if queries have 8 bits. Portable kernels do not support them."""
         return is_fp8(self.dtypes[0])
 
-    def why_not_hopper(self) -> str | None:
-        """Return the reason that excludes the kernels for Hopper, or ``None``."""
+    def why_not(self, kernels: str) -> str | None:
+        """Return the reason that excludes kernels for one arch, or ``None``. Portable kernels serve every call."""
+        if kernels in ("", *BACKENDS):
+            return None
+        arch = Arch.of(kernels)
         if self.device.type != "cuda":
-            return f"got tensors on {self.device.type}, wanted a GPU of compute capability 9.0"
-        if capability(self.device) != (9, 0):
-            return f"got a GPU of compute capability {capability(self.device)}, wanted (9, 0)"
+            return f"got tensors on {self.device.type}, wanted a GPU of compute capability {arch.major}.{arch.minor}"
+        if not arch.runs_on(capability(self.device)):
+            return f"got a GPU of compute capability {capability(self.device)}, wanted {arch.capability}"
         if self.family == "decode" and self.eight_bits:
             return f"got {self.dtypes[0]} queries, wanted 16 bits"
         if self.family != "decode" and self.dtypes[0] != self.dtypes[1]:
@@ -77,25 +83,27 @@ def choose(backend: str, wanted: Wanted, rows: int) -> str:
         rows: queries times ``group``, the mean of the requests.
 
     Raises:
-        ValueError: another backend, or ``"fa3"`` for a call that its kernels cannot serve, with the reason.
+        ValueError: another backend, or one whose kernels cannot serve the call, with the reason.
     """
     check_kernels(backend)
-    if backend == "fa3":
-        reason = wanted.why_not_hopper()
+    portable, archs = wanted.device.type, kernels_for_archs(wanted.family)
+    if KERNELS[backend] in archs:
+        reason = wanted.why_not(KERNELS[backend])
         if reason is not None:
-            raise ValueError(f"backend: got 'fa3', whose kernels cannot serve this call: {reason}")
-        return HOPPER
-    # Multi-item scoring uses Hopper's kernels only with backend="fa3".
+            raise ValueError(f"backend: got {backend!r}, whose kernels cannot serve this call: {reason}")
+        return KERNELS[backend]
+    # Multi-item scoring uses kernels for one arch only if the backend names them.
     slow = (rows <= FEW_ROWS or wanted.mask_mode > CUSTOM) and not wanted.eight_bits
-    if (
-        backend == "fa2"
-        or slow
-        or wanted.family == "decode"
-        or wanted.device.type != "cuda"
-        or wanted.why_not_hopper() is not None
-    ):
-        return wanted.device.type
-    return HOPPER if _can_be_loaded(wanted) else wanted.device.type
+    if KERNELS[backend] or slow or wanted.family == "decode" or portable != "cuda":
+        return portable
+    serving = (kernels for kernels in archs if wanted.why_not(kernels) is None and _can_be_loaded(wanted, kernels))
+    return next(serving, portable)
+
+
+@cache
+def kernels_for_archs(family: str) -> tuple[str, ...]:
+    """Return the kernels of a family for one arch each, by file. Cached, because a plan asks for them."""
+    return arch_kernels(family)
 
 
 def kernels_of_one(
@@ -134,13 +142,13 @@ def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
 
 
 @cache
-def _can_be_loaded(wanted: Wanted) -> bool:
-    """Return True if the module for Hopper exists or can be built.
+def _can_be_loaded(wanted: Wanted, kernels: str) -> bool:
+    """Return True if the module of kernels for one arch exists or can be built.
 
     Machines without a compiler have AOT modules only.
     """
     spec = attention_spec(
-        wanted.family, HOPPER, dtypes_value(*wanted.dtypes, HOPPER), head_dims_value(*wanted.head_dims, "cuda"),
+        wanted.family, kernels, dtypes_value(*wanted.dtypes, kernels), head_dims_value(*wanted.head_dims, "cuda"),
         variant_value(wanted.pos_encoding_mode, wanted.use_logits_soft_cap),
     )  # fmt: skip
     return probe(spec).state != "impossible" or covered(spec)

@@ -11,7 +11,8 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.tensors import check_dims, check_tensor
-from ..jit.modules.prefill import KERNELS, gen_customize_batch_prefill_module
+from ..jit.modules._attention import KERNELS
+from ..jit.modules.prefill import gen_customize_batch_prefill_module
 from .accepted import check_backend
 from .arguments import CAUSAL, NON_CAUSAL, Logits, rows_of
 from .backward import differentiable, refuse, results, wanted
@@ -38,7 +39,7 @@ class BatchPrefill(BatchWrapper):
         backend: str,
         jit_args: tuple[Any, ...] | None,
     ) -> None:
-        check_backend(type(self).__name__, backend, KERNELS, jit_args)
+        check_backend(type(self).__name__, backend, tuple(KERNELS), jit_args)
         self._backend = backend
         generate = partial(gen_customize_batch_prefill_module, backend)
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, generate, jit_args)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from .._ops.declare import define_in_python
-from ..jit.modules._attention import HOPPER
+from .kernels import kernels_for_archs
 from .operators import builtin_operators
 from .signature import Parameters, Setting, schema_of
 
 # Kernels of a plan. The index travels through the graph as a size. The portable kernels have index 0.
-_KERNELS = ("", HOPPER)
+_KERNELS = ("", *sorted({*kernels_for_archs("prefill"), *kernels_for_archs("decode")}))
 
 
 def number_of_kernels(kernels: str) -> int:

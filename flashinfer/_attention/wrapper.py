@@ -149,15 +149,14 @@ class BatchWrapper(EngineContract):
                     f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a variant"
                     " of your own says itself what becomes of logits"
                 )
-            if self._backend == "fa3":
-                choose("fa3", wanted, 0)
+            choose(self._backend, wanted, 0)
             return self._custom
         backend = "fa2" if requests.cut.is_fixed and self._backend == "auto" else self._backend
         kernels = choose(backend, wanted, (batch.rows - batch.row_start) * group // max(batch.kv_lens.numel(), 1))
         planned, bounds = self._planned, self._scheduler.bounds
         if bounds is not None and planned is not None and bounds.fixed == shape.fixed:
             # Kernels of a captured graph also serve later plans, if they can.
-            if wanted.why_not_hopper() is None:
+            if wanted.why_not(planned.operators.kernels) is None:
                 kernels = planned.operators.kernels
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None

@@ -12,17 +12,18 @@ from .._attention.kernels import capability
 from .._ops.declare import define
 from .._ops.numbers import check_option
 from .._ops.route import without_gradient
+from ..jit.machine.arch import Arch
 from ..jit.module import JitSpec
+from ..jit.modules._family import arch_kernels
 from ..jit.modules.mla import (
     BACKENDS,
     FP8,
-    HOPPER,
     check_backend,
     dtypes_value,
     mla_dtypes,
     mla_spec,
     mla_values,
-    profiled_namespace,
+    operators_of,
 )
 from ..jit.probe import probe
 
@@ -90,7 +91,7 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
     def module(backend: str) -> JitSpec:
         return mla_spec(kernels or backend, profiler=profiler)
 
-    namespace = profiled_namespace(kernels) if profiler else kernels
+    namespace = operators_of(kernels, profiler)
 
     plan = define(
         "mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal,"
@@ -115,34 +116,42 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
     return Operators(plan, run, profiler)
 
 
-_PORTABLE, _HOPPER = ({profiler: _define(kernels, profiler) for profiler in (False, True)} for kernels in ("", HOPPER))
+_ARCHS = arch_kernels("mla")
+_OPERATORS = {
+    (kernels, profiler): _define(kernels, profiler) for kernels in ("", *_ARCHS) for profiler in (False, True)
+}
 
 
 @cache
 def operators_for(
     op: str, device: torch.device, backend: str, profiler: bool = False, dtypes: tuple[torch.dtype, ...] = ()
 ) -> Operators:
-    """Return the operators of a device's kernels. On Hopper these are its own, if available or required.
+    """Return the operators of a device's kernels: those for its arch, if available or required.
 
     Args:
         profiler: select kernels that write events.
         dtypes: dtypes of queries and of the cache, if they are known.
 
     Raises:
-        ValueError: another backend, or ``"fa3"`` on another device or with a cache of 8 bits.
+        ValueError: another backend, or one whose kernels support neither the device nor the dtypes.
     """
     check_backend(backend, f"{op}: ")
-    is_hopper = device.type == "cuda" and capability(device) == (9, 0)
-    if not is_hopper:
-        portable = [one for one in BACKENDS if one != "fa3"]
-        check_option(op, "backend", backend, portable, f" on {device}: 'fa3' needs compute capability 9.0")
-    for_hopper = not dtypes or _value(*dtypes) in mla_values(HOPPER, mla_dtypes(HOPPER))
-    if backend == "fa3" and dtypes:
-        check_option(op, "kv_data_type", dtypes[1], dtypes[:1], " with backend 'fa3'")
-    if backend == "fa2" or not is_hopper or not for_hopper:
-        return _PORTABLE[profiler]
-    hopper = backend == "fa3" or probe(mla_spec(HOPPER, profiler=profiler)).state != "impossible"
-    return (_HOPPER if hopper else _PORTABLE)[profiler]
+    named = BACKENDS[backend]
+    for kernels in _ARCHS:
+        if named not in ("", kernels):
+            continue
+        arch = Arch.of(kernels)
+        runs = device.type == "cuda" and arch.runs_on(capability(device))
+        if named and not runs:
+            others = [one for one in BACKENDS if one != backend]
+            needs = f" on {device}: {backend!r} needs compute capability {arch.major}.{arch.minor}"
+            check_option(op, "backend", backend, others, needs)
+        reads = not dtypes or _value(*dtypes) in mla_values(kernels, mla_dtypes(kernels))
+        if named and not reads:
+            check_option(op, "kv_data_type", dtypes[1], dtypes[:1], f" with backend {backend!r}")
+        if runs and reads and (named or probe(mla_spec(kernels, profiler=profiler)).state != "impossible"):
+            return _OPERATORS[kernels, profiler]
+    return _OPERATORS["", profiler]
 
 
 def check_dtype(op: str, device: torch.device, q_data_type: torch.dtype, kv_data_type: torch.dtype) -> None:

@@ -17,6 +17,7 @@ import torch
 from ..jit.load import load
 from ..jit.lookup import Needs
 from ..jit.module import JitSpec
+from ..jit.native import native_module
 from ..jit.spec import BACKENDS
 from . import declared
 from .errors import check_dense, check_one_device, on_copies, on_one_device, type_error, value_error
@@ -77,7 +78,7 @@ def define(
     gradient: Gradient | None = None,
     on_host: tuple[str, ...] = (),
     needs: Callable[..., Needs] = element_type,
-    kernels: str = "",
+    kernels: str | None = None,
 ) -> Callable[..., Any]:
     """Declare ``flashinfer::<schema>`` and return a function that calls it.
 
@@ -89,8 +90,9 @@ def define(
         gradient: formula of an operator for training. It runs Python before every call.
         on_host: arguments that stay on the host, such as tables, next to tensors on a device.
         needs: maps the spec and the arguments to the coverage that a call needs, as axis -> values.
-        kernels: ``"sm90a"`` or another arch, if modules of that arch register the operator. Its namespace is
-            then ``flashinfer_sm90a``.
+        kernels: selects the module. By default that of the GPUs' arch serves the operator if the family has
+            one, else the portable one. ``""``: always the portable one. ``"sm90a"`` or another arch: modules of
+            that arch register the operator. Its namespace is then ``flashinfer_sm90a``.
 
     The returned function raises ``ValueError`` and ``TypeError`` if the operator rejects an argument.
     """
@@ -100,6 +102,8 @@ def define(
     def load_and_call_again(*args: Any) -> Any:
         backend = _checked(name, operator, args, host)
         spec = module(backend)
+        if backend == "cuda" and kernels is None:
+            spec = native_module(spec)
         if not _has_kernel(operator, backend):
             load(spec, needs(spec, *args))
         if not _has_kernel(operator, backend):

@@ -13,7 +13,7 @@ import flashinfer
 from flashinfer._attention import kernels
 from flashinfer._attention.kernels import Wanted, choose
 from flashinfer.jit.modules import Matrix, family
-from flashinfer.jit.modules._attention import HOPPER, attention_spec
+from flashinfer.jit.modules._attention import KERNELS, attention_spec
 from flashinfer.utils import is_sm90a_supported
 from tests.support.attention_oracle import Paged, assert_near, batch_attention, drawn, int32, workspace
 
@@ -235,7 +235,7 @@ def test_wrappers_refuse_it_on_a_cpu_and_with_custom_variants():
 
 
 def test_its_modules():
-    spec = attention_spec("decode", HOPPER, "bfloat16:float8_e4m3fn:bfloat16", "128", "alibi")
+    spec = attention_spec("decode", KERNELS["fa3"], "bfloat16:float8_e4m3fn:bfloat16", "128", "alibi")
     assert (spec.name, spec.archs) == ("decode_bf16_kv_e4m3_d128_alibi_sm90a", ("9.0a",))
     names = {spec.name for spec in family("decode").aot_specs(Matrix(backends=("cuda",)))}
     assert names and not any("sm90a" in name for name in names), "nothing takes them by itself yet"

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 import flashinfer
 from flashinfer._attention.operators import builtin_operators
-from flashinfer.jit.modules._attention import HOPPER
+from flashinfer.jit.modules._attention import KERNELS
 
 from ..support.attention_oracle import indptr_of, workspace
 from .test_prefill_backward import small_place, tensors
@@ -108,7 +108,7 @@ def test_plans_with_other_kernels_make_no_graph_of_their_own(device, monkeypatch
     )
     for kernels, qo_lens, kv_lens in (
         (device, [3, 20], [40, 21]),
-        (HOPPER, [5, 60], [7, 70]),
+        (KERNELS["fa3"], [5, 60], [7, 70]),
         (device, [1, 2], [8, 8]),
     ):
         chosen.append(kernels)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,25 @@ def sass_or_skip(place: Path) -> str:
     if program is None:
         pytest.skip("no cuobjdump, which triton brings")
     return subprocess.run([program, "--dump-sass", str(place)], capture_output=True, text=True, check=True).stdout
+
+
+def device_archs(library: Path) -> list[str]:
+    """Return the archs that a library has machine code for, one for each source with kernels: ``"9.0a"``.
+
+    The driver's containers of code stand in the file as a header (magic number, sizes), then entries. An entry has its
+    kind (2: machine code), the sizes of its header and its code, the arch's number, and flags of its suffix.
+    """
+    return list(_archs_of(library.read_bytes()))
+
+
+def _archs_of(data: bytes) -> Iterator[str]:
+    magic, at = struct.pack("<I", 0xBA55ED50), 0
+    while (at := data.find(magic, at)) >= 0:
+        _, _, header_size, size = struct.unpack_from("<IHHQ", data, at)
+        at, end = at + header_size, at + header_size + size
+        while at < end:
+            kind, _, header_size, size = struct.unpack_from("<HHIQ", data, at)
+            (number,), (flags,) = struct.unpack_from("<I", data, at + 28), struct.unpack_from("<Q", data, at + 40)
+            if kind == 2:
+                yield f"{number // 10}.{number % 10}{'a' if flags >> 20 & 1 else 'f' if flags >> 21 & 1 else ''}"
+            at += header_size + size

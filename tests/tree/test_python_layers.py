@@ -24,7 +24,7 @@ LAYERS = {
     "jit/modules": {"ground", "jit", "jit/machine"},
     "_ops": {"ground", "jit"},
     "_compat": {"ground"},
-    "_attention": {"ground", "jit", "jit/modules", "_ops", ""},
+    "_attention": {"ground", "jit", "jit/machine", "jit/modules", "_ops", ""},
     "": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_attention", "_compat"},
     "integrations": {"ground", "jit", "jit/modules", "", "_ops", "_attention"},
     "cli": {"ground", "jit", "jit/cluster", "jit/machine", "jit/host", "jit/modules", ""},

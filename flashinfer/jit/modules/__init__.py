@@ -17,6 +17,7 @@ from types import ModuleType
 from ..machine.target import visible_gpus
 from ..module import JitSpec
 from ..spec import BACKENDS, DTYPES
+from ._family import arch_modules
 
 Values = tuple[str, ...]
 
@@ -156,7 +157,11 @@ class Matrix(Mapping[str, Values]):
 
 
 def matrix_specs(matrix: Matrix, names: Iterable[str] = ()) -> list[JitSpec]:
-    """Return the specs of the named families (by default of all) for a matrix, sorted by name."""
-    return sorted(
-        (spec for name in names or families() for spec in family(name).aot_specs(matrix)), key=lambda s: s.name
-    )
+    """Return the specs of the named families (by default of all) for a matrix, sorted by name.
+
+    They include the modules of kernels for one arch, see :func:`._family.arch_modules`.
+    """
+    of_families = {spec.name: spec for name in names or families() for spec in family(name).aot_specs(matrix)}
+    of_archs = {spec.name: spec for portable in of_families.values() for spec in arch_modules(portable)}
+    found = of_archs | of_families  # a family that lists its modules for archs knows their configuration
+    return [found[name] for name in sorted(found)]

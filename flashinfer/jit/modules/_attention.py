@@ -17,11 +17,12 @@ from pathlib import Path
 from ... import env
 from ..closure import closure
 from ..module import JitSpec
-from ..spec import Value, digest
+from ..spec import BACKENDS, Value, digest
 from . import DTYPE_AXIS, PROFILER_AXIS, Axis, Matrix, Values, one_of, some_of, words
-from ._family import family_spec, kernels_of
+from ._family import arch_kernels, family_spec
 
-HOPPER = "sm90a"  # prefill and decode kernels only for Hopper. _attention/kernels.py lists what they support.
+# Public name of a backend -> its kernels. ``auto`` selects, see _attention/kernels.py.
+KERNELS = {"auto": "", "fa2": "cuda", "fa3": "sm90a"}
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
@@ -107,7 +108,7 @@ def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: st
     o = dtype_name(dtype_o, "dtype_o")
     queries = ("float16", "bfloat16", *(("float32",) if backend == "cpu" else ()))
     for argument, name, known in (
-        ("dtype_q", q, (*queries, *(DTYPES[3:] if backend == HOPPER else ()))),
+        ("dtype_q", q, (*queries, *(DTYPES[3:] if backend not in BACKENDS else ()))),
         ("dtype_o", o, queries),
     ):
         if name not in known:
@@ -198,16 +199,16 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
             "variants": list(matrix["variants"]),
         }
         yield from _in_form(family, backend, coverage, matrix)
-        # Decode's Hopper modules are built on request only, because no call selects them by default.
-        if backend == "cuda" and family != "decode" and HOPPER in kernels_of(family):
+        # Decode's modules for one arch are built on request only, because no call selects them by default.
+        for kernels in arch_kernels(family) if backend == "cuda" and family != "decode" else ():
             coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
             coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
-            yield from _in_form(family, HOPPER, coverage, matrix)
+            yield from _in_form(family, kernels, coverage, matrix)
             if matrix["attention_form"] == ("specialised",) and "off" in matrix["profiler"]:
                 eights = [kv for kv in matrix["kv_dtypes"] if kv != "same"]
                 sizes = [value for value in coverage["head_dims"] if ":" not in value]
                 for kv, q, size, variant in product(eights, queries, sizes, coverage["variants"]):
-                    yield attention_spec(family, HOPPER, f"{kv}:{kv}:{q}", size, variant)
+                    yield attention_spec(family, kernels, f"{kv}:{kv}:{q}", size, variant)
 
 
 def _in_form(family: str, kernels: str, coverage: Mapping[str, list[str]], matrix: Matrix) -> Iterator[JitSpec]:

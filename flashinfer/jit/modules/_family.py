@@ -1,18 +1,20 @@
-"""``family_spec``: the spec of one of the project's modules, from the files that it finds in ``csrc``."""
+"""Specs of the project's modules, from the files that they find in ``csrc``.
+
+``csrc/<family>_<kernels>.*`` holds the kernels of a module: portable ones (``cpu``, ``cuda``), or those for one GPU
+arch only (``sm90a``, ``sm100a``). No list names them, so that a kernel for the next arch is a new file.
+"""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
 from ... import env
+from ..machine.arch import Arch
 from ..module import JitSpec, gen_jit_spec
 from ..spec import BACKENDS, Scalar, Value
-
-_ARCH = re.compile(r"sm(\d+)(\d[af]?)")
 
 
 def family_spec(
@@ -27,8 +29,7 @@ def family_spec(
 
     Args:
         family: family of the functions that the operators implement.
-        kernels: ``"cpu"``, ``"cuda"``, or an arch such as ``"sm90a"``: CUDA kernels for one arch only. Their
-            operators have a namespace of their own, ``flashinfer_sm90a``, next to the portable ones.
+        kernels: ``"cpu"``, ``"cuda"``, or an arch such as ``"sm90a"``: CUDA kernels for one arch only.
         variant: a further part of the module's name.
         config, coverage: see :class:`Spec`.
 
@@ -39,18 +40,18 @@ def family_spec(
     source = next((name for name in names if os.path.isfile(f"{env.data_root()}/{name}")), None)
     if source is None:
         raise ValueError(f"backend: got {kernels!r}, wanted one of {', '.join(kernels_of(family))}")
-    arch, binding = _ARCH.fullmatch(kernels), f"csrc/{family}.cc"
+    archs, binding = _archs(kernels), f"csrc/{family}.cc"
     spec = gen_jit_spec(
         "_".join(part for part in (family, variant, kernels) if part),
         [binding, source],
-        backend="cuda" if arch else kernels,
+        backend="cuda" if archs else kernels,
         config=config,
         coverage=coverage,
         template="csrc/config.h.jinja",
         config_header=f"{family}_config.h",
-        namespace=f"flashinfer_{kernels}" if arch else "flashinfer",
+        namespace="flashinfer",
     )
-    spec = replace(spec, archs=(f"{arch[1]}.{arch[2]}",) if arch else ())
+    spec = replace(spec, archs=archs)
     # A binding converts arguments once per call: -O1 runs as fast as -O3 and compiles in half the time.
     return spec if env.JIT_DEBUG.get() else replace(spec, source_cflags=((binding, "-O1"),))
 
@@ -59,4 +60,45 @@ def kernels_of(family: str, backends: Iterable[str] = BACKENDS) -> tuple[str, ..
     """Return the kernels that a family has for some backends, found by file: ``cpu``, ``cuda``, ``sm90a``."""
     files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
     ends = (stem.removeprefix(f"{family}_") for stem in files)
-    return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _ARCH.fullmatch(end))))
+    return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _archs(end))))
+
+
+def arch_kernels(family: str) -> tuple[str, ...]:
+    """Return the kernels that a family has for one arch each, found by file: ``sm90a``."""
+    return tuple(kernels for kernels in kernels_of(family, ("cuda",)) if kernels != "cuda")
+
+
+def parts_of(family: str) -> tuple[str, ...]:
+    """Return the CUDA sources of a family's folder, by file: parts of its module that compile in parallel."""
+    folder = f"csrc/{family}"
+    names = sorted(name for name in os.listdir(f"{env.data_root()}/{folder}") if name.endswith(".cu"))
+    return tuple(f"{folder}/{name}" for name in names)
+
+
+def arch_modules(portable: JitSpec) -> tuple[JitSpec, ...]:
+    """Return the modules that replace a family's portable module on GPUs of one arch each.
+
+    They have its binding, operators and configuration, and the kernels of ``csrc/<family>_<arch>.cu``. A family
+    whose operators have another namespace selects its kernels itself.
+    """
+    if portable.backend != "cuda" or portable.archs or portable.namespace != "flashinfer":
+        return ()
+    binding = PurePath(portable.sources[0])
+    return tuple(
+        replace(
+            portable,
+            name=f"{portable.name.removesuffix('cuda')}{kernels}",
+            sources=(str(binding), f"{binding.with_suffix('')}_{kernels}.cu"),
+            archs=_archs(kernels),
+        )
+        for kernels in arch_kernels(binding.stem)
+    )
+
+
+def _archs(kernels: str) -> tuple[str, ...]:
+    """Return the arch of kernels for one, or nothing for portable ones and other names."""
+    try:
+        arch = Arch.of(kernels)
+    except ValueError:
+        return ()
+    return (str(arch),) if arch.kernels == kernels else ()

@@ -9,15 +9,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..module import JitSpec
+from ..spec import BACKENDS as MODULE_BACKENDS
 from ..spec import DTYPES, Scalar
 from . import DTYPE_AXIS, PROFILER_AXIS, Matrix, device_of, subset
-from ._family import family_spec, kernels_of
+from ._family import arch_kernels, family_spec, kernels_of
 
 AXES = (DTYPE_AXIS, PROFILER_AXIS)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
-HOPPER = "sm90a"
-FP8 = "float8_e4m3fn"  # of caches, with queries of any type. The Hopper kernels do not read it.
-BACKENDS = ("auto", "fa2", "fa3", "cutlass")
+FP8 = "float8_e4m3fn"  # of caches, with queries of any type
+FP8_CACHES = ("cpu", "cuda")  # kernels that read them
+# Name of a backend -> its kernels on a GPU. The other backends select by the device.
+BACKENDS = {"auto": "", "fa2": "cuda", "fa3": "sm90a", "cutlass": ""}
 
 
 def mla_dtypes(kernels: str) -> tuple[str, ...]:
@@ -32,13 +34,14 @@ def dtypes_value(dtype_q: str, dtype_kv: str) -> str:
 
 def mla_values(kernels: str, dtypes: Iterable[str]) -> tuple[str, ...]:
     """Return all values of kernels for some element types of queries."""
-    caches = (FP8,) if kernels != HOPPER else ()
+    caches = (FP8,) if kernels in FP8_CACHES else ()
     return tuple(dtypes_value(dtype, cache) for dtype in dtypes for cache in (dtype, *caches))
 
 
-def profiled_namespace(kernels: str) -> str:
-    """Return the namespace of operators whose kernels write events: see ``kernels`` of ``define()``."""
-    return f"{kernels}_profiler" if kernels else "profiler"
+def operators_of(kernels: str, profiler: bool) -> str:
+    """Return ``kernels`` of ``define()``. Kernels of one arch and those that write events have operators of their own."""
+    arch = "" if kernels in ("", *MODULE_BACKENDS) else kernels
+    return "_".join(part for part in (arch, "profiler" if profiler else "") if part)
 
 
 def mla_spec(kernels: str, values: Iterable[str] | None = None, profiler: bool = False) -> JitSpec:
@@ -51,9 +54,7 @@ def mla_spec(kernels: str, values: Iterable[str] | None = None, profiler: bool =
     config: dict[str, Scalar] = {"PROFILER": profiler, "dtypes": "T:KV"}
     variant = "profiler" if profiler else ""
     spec = family_spec("mla", kernels, variant=variant, config=config, coverage={"dtypes": values})
-    if profiler:
-        spec = replace(spec, namespace=f"flashinfer_{profiled_namespace(HOPPER if kernels == HOPPER else '')}")
-    return replace(spec, split=True)
+    return replace(spec, namespace="_".join(filter(None, ("flashinfer", operators_of(kernels, profiler)))), split=True)
 
 
 def check_head_dims(head_dim_ckv: int, head_dim_kpe: int, of: str = "", ckv_name: str = "head_dim_ckv") -> None:
@@ -89,7 +90,7 @@ def gen_batch_mla_module(
     """Return the module of ``BatchMLAPagedAttentionWrapper`` for one element type.
 
     Args:
-        backend: ``fa3`` for the Hopper kernels, every other value for the portable ones.
+        backend: ``fa3`` for the kernels of 9.0a, every other value for the portable ones.
         dtype_q, dtype_o: must be equal.
         dtype_kv: the same, or float8_e4m3fn unless ``backend`` is ``fa3``.
         dtype_idx: int32.
@@ -108,10 +109,12 @@ def gen_batch_mla_module(
     values = (dtypes_value(q, kv),)
     if str(dtype_idx).removeprefix("torch.") != "int32":
         raise ValueError(f"dtype_idx: got {dtype_idx}, wanted int32")
-    if backend == "fa3":
+    if (kernels := BACKENDS[backend]) in arch_kernels("mla"):
         if device is not None and device_of(device) != "cuda":
-            raise ValueError(f"backend: got 'fa3' for device {str(device)!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
-        return mla_spec(HOPPER, values, use_profiler)
+            raise ValueError(
+                f"backend: got {backend!r} for device {str(device)!r}, wanted 'auto' or 'fa2': {backend} is for GPUs"
+            )
+        return mla_spec(kernels, values, use_profiler)
     return mla_spec(device_of(device), values, use_profiler)
 
 

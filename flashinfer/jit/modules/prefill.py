@@ -11,7 +11,7 @@ from ._attention import (
     AXES as AXES,
 )
 from ._attention import (
-    HOPPER,
+    KERNELS,
     attention_aot_specs,
     attention_spec,
     check_index_dtype,
@@ -21,12 +21,11 @@ from ._attention import (
     head_dims_value,
     variant_value,
 )
-
-KERNELS = ("auto", "fa2", "fa3")
+from ._family import arch_kernels
 
 
 def check_kernels(backend: str, of: str = "") -> None:
-    """Check ``backend``: ``fa2`` for the portable kernels, ``fa3`` for Hopper's. Errors begin with ``of``."""
+    """Check ``backend``: ``fa2`` for the portable kernels, ``fa3`` for those of 9.0a. Errors begin with ``of``."""
     if backend not in KERNELS:
         raise ValueError(f"{of}backend: got {backend!r}, wanted one of {', '.join(KERNELS)}")
 
@@ -34,18 +33,21 @@ def check_kernels(backend: str, of: str = "") -> None:
 def _kernels(
     backend: str, device: object, dtype_q: object, dtype_kv: object, pos_encoding_mode: int
 ) -> tuple[str, str]:
-    """Return the device of a module and its kernels. Hopper's are used only if ``backend`` names them."""
+    """Return the device of a module and its kernels. Those of one arch are used only if ``backend`` names them."""
     check_kernels(backend)
-    if backend != "fa3":
+    kernels = KERNELS[backend]
+    if kernels not in arch_kernels("prefill"):
         return (device_of(device),) * 2
     if device is not None and device_of(device) != "cuda":
-        raise ValueError(f"backend: got 'fa3' for device {str(device)!r}, wanted 'auto' or 'fa2': fa3 is for GPUs")
+        raise ValueError(
+            f"backend: got {backend!r} for device {str(device)!r}, wanted 'auto' or 'fa2': {backend} is for GPUs"
+        )
     if dtype_name(dtype_q, "dtype_q") != dtype_name(dtype_kv, "dtype_kv") or int(pos_encoding_mode) == 1:
         raise ValueError(
-            f"backend: got 'fa3' with {dtype_kv} keys, {dtype_q} queries and pos_encoding_mode"
+            f"backend: got {backend!r} with {dtype_kv} keys, {dtype_q} queries and pos_encoding_mode"
             f" {int(pos_encoding_mode)}, wanted one dtype for both, and no rotation on the fly"
         )
-    return "cuda", HOPPER
+    return "cuda", kernels
 
 
 def gen_single_prefill_module(
@@ -64,7 +66,7 @@ def gen_single_prefill_module(
     """Return the prefill module of one configuration, for single requests and batches, ragged and paged.
 
     Args:
-        backend: ``auto`` and ``fa2`` for the portable kernels, ``fa3`` for Hopper's.
+        backend: ``auto`` and ``fa2`` for the portable kernels, ``fa3`` for those of 9.0a.
         use_sliding_window, use_fp16_qk_reduction: no effect: a window is a run-time value, and products are
             summed in float32.
         device: ``cpu`` or ``cuda``. The default is ``cuda`` if a GPU is visible.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from ._ops.declare import define, element_type
 from .jit.modules.scale import POWERS, gen_scale_module
-from .utils import is_sm90a_supported
 
 __all__ = ["gen_scale_module", "scaled"]
-
-SCHEMA = "scaled(Tensor input, float factor, int power) -> Tensor"
 
 
 def _like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -24,10 +20,7 @@ def _needs(spec: Any, input: torch.Tensor, factor: float, power: int) -> Any:
     return {**element_type(spec, input), "power": (str(power),)}
 
 
-_scaled = define(SCHEMA, gen_scale_module, _like_input, needs=_needs)
-_scaled_on_hopper = define(
-    SCHEMA, partial(gen_scale_module, kernels="sm90a"), _like_input, needs=_needs, kernels="sm90a"
-)
+_scaled = define("scaled(Tensor input, float factor, int power) -> Tensor", gen_scale_module, _like_input, needs=_needs)
 
 
 def scaled(input: torch.Tensor, factor: float, power: int = 1) -> torch.Tensor:
@@ -44,6 +37,4 @@ def scaled(input: torch.Tensor, factor: float, power: int = 1) -> torch.Tensor:
     """
     if str(power) not in POWERS:
         raise ValueError(f"scaled: power: got {power}, wanted one of {', '.join(POWERS)}")
-    if isinstance(input, torch.Tensor) and is_sm90a_supported(input.device):
-        return _scaled_on_hopper(input, factor, power)  # type: ignore[no-any-return]
     return _scaled(input, factor, power)  # type: ignore[no-any-return]
