@@ -162,11 +162,12 @@ void run_with_gate(const Check& check, const GemmParams& p, const Tensor& a, con
 void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, const Maybe& a_scale,
                       const Maybe& b_scale, const Maybe& m_indptr, const Maybe& m_counts, const Maybe& b_indices,
                       const Maybe& a_rows, const Maybe& row_scale, int64_t granularity_m, int64_t granularity_n,
-                      int64_t granularity_k, bool sm90, int64_t gate) {
+                      int64_t granularity_k, int64_t arch, int64_t gate) {
   const Check check("grouped_gemm");
   const View out(out_, "out"), a(a_, "a"), b(b_, "b");
   check.rank(out, 2, 3), check.rank(a, 2, 3), check.rank(b, 3, 3);
   check_element_types(check, a, b, out);
+  check.that(arch >= 0 && arch < 1000, "arch", "got another number, wanted 0 or an arch such as 90");
   check.that(gate >= 0 && gate <= 2, "gate", "got another number, wanted 0, 1 or 2");
   const int64_t n = out.size(-1) * (gate ? 2 : 1), k = a.size(-1), m = rows_in(out);
   check.shape(b, {-1, n, k});
@@ -212,7 +213,7 @@ void run_grouped_gemm(const Tensor& out_, const Tensor& a_, const Tensor& b_, co
         list.data;
   }
   p.a_dtype = a.dtype, p.b_dtype = b.dtype, p.out_dtype = out.dtype;
-  p.sm90 = sm90, p.gate = static_cast<GemmGate>(gate);
+  p.arch = static_cast<int32_t>(arch), p.gate = static_cast<GemmGate>(gate);
   if (m == 0 || n == 0 || p.num_groups == 0) return;
   if (gate) return run_with_gate(check, p, a_, out, m_indptr);
   grouped_gemm(p, OnDevice(a));

@@ -7,8 +7,9 @@
 namespace flashinfer {
 
 void grouped_gemm(const GemmParams& params, const Launch&) {
-  if (params.sm90)
-    throw_value_error("grouped_gemm: backend: got 'sm90' for tensors on the CPU, wanted 'auto' or 'cpu'");
+  if (params.arch)
+    throw_value_error("grouped_gemm: backend: got 'sm" + std::to_string(params.arch) +
+                      "' for tensors on the CPU, wanted 'auto' or 'cpu'");
   cpu::grouped_gemm(params);
 }
 

@@ -1,5 +1,5 @@
 // Portable CUDA kernels of attention's gradients, one part per element type and size of heads.
-#include <flashinfer/cuda/attention/backward/sm90.h>
+#include <flashinfer/cuda/attention/backward/kernels.h>
 #include <flashinfer/cuda/attention/backward/launch.cuh>
 
 #include <iterator>
@@ -32,8 +32,12 @@ static int part_of(DType dtype, int qk, int vo) {
 }
 
 int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where) {
-  const int64_t bytes = params.dtype == DType::kFloat16 ? cuda::plan_hopper_backward_float16(params, where)
-                                                        : cuda::plan_hopper_backward_bfloat16(params, where);
+  int64_t bytes = -1;
+  Registered<cuda::BackwardKernels>::any([&](const cuda::BackwardKernels& kernels) {
+    if (kernels.dtype == params.dtype) bytes = kernels.plan(params, where);
+    if (bytes >= 0) params.arch = kernels.arch;
+    return bytes >= 0;
+  });
   return bytes >= 0 ? bytes : cuda::prefill_backward_plan(params, where);
 }
 
@@ -42,9 +46,12 @@ void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where) 
 }
 
 void prefill_backward(const PrefillBackwardParams& params, const Launch& where) {
-  if (params.on_hopper)
-    return params.dtype == DType::kFloat16 ? cuda::hopper_backward_float16(params, where)
-                                           : cuda::hopper_backward_bfloat16(params, where);
+  if (params.arch != 0 && Registered<cuda::BackwardKernels>::any([&](const cuda::BackwardKernels& kernels) {
+        const bool chosen = kernels.arch == params.arch && kernels.dtype == params.dtype;
+        if (chosen) kernels.run(params, where);
+        return chosen;
+      }))
+    return;
   call_numbered<std::size(kParts)>(part_of(params.dtype, params.head_dim_qk, params.head_dim_vo),
                                    [&](auto part) { prefill_backward_part<part>(params, where); });
 }

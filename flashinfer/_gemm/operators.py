@@ -14,13 +14,13 @@ from ..jit.modules.gemm import gen_gemm_module
 GROUPED_GEMM = (
     "grouped_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? m_indptr, Tensor? m_counts,"
     " Tensor? b_indices, Tensor? a_rows, Tensor? row_scale, int granularity_m, int granularity_n, int granularity_k,"
-    " bool sm90, int gate) -> ()"
+    " int arch, int gate) -> ()"
 )
 # out[r] = row_scale[r] * (a[a_rows[r]] * a_scale) @ (b[b_indices[g]] * b_scale)^T for each row r of each
 # group g. Rows without a group stay unchanged. Group g has the rows m_indptr[g] to m_indptr[g + 1]; with
 # m_counts, m_counts[g] rows from m_indptr[g] on. Without m_indptr groups are equal parts, of which the first
 # m_counts[g] rows count. A granularity of 0 means one scale for the whole extent.
-# sm90: the Hopper kernels or an error; otherwise they are used if they serve the call.
+# arch: 90 for the kernels of 9.0a or an error; 0 for those of any arch that serve the call, else the portable ones.
 # gate: 0 for none. Otherwise b's rows are two halves, and out = silu(gate) * linear has half as many columns.
 # 1: the linear half comes first; 2: the gate does. m_indptr is int32 then, and there are no factors.
 _grouped_gemm = define(
@@ -36,13 +36,13 @@ LINEAR_FIRST, GATE_FIRST = 1, 2
 SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
-def grouped_gemm(*args: Any, sm90: bool = False, gate: int = 0, names: Mapping[str, str] = SAME_NAMES) -> None:
+def grouped_gemm(*args: Any, arch: int = 0, gate: int = 0, names: Mapping[str, str] = SAME_NAMES) -> None:
     """Call the operator with defaults for its last arguments.
 
     Args:
         names: an argument of the operator -> its name in the public function.
     """
     try:
-        _grouped_gemm(*args, sm90, gate)
+        _grouped_gemm(*args, arch, gate)
     except (ValueError, TypeError) as err:
         raise renamed(err, names) from None

@@ -12,7 +12,8 @@ from .._ops.numbers import check_option, check_range
 from .arguments import OUTPUTS, matrices, output, rows
 from .operators import grouped_gemm
 
-BACKENDS = ("auto", "sm90", "sm80", "cpu")
+# Name of a backend -> the arch whose kernels it requires. With 0 the call and the device decide.
+BACKENDS = {"auto": 0, "sm90": 90, "sm80": 0, "cpu": 0}
 # Names of the operator's arguments in the public method.
 NAMES = {"a": "x", "b": "weights", "m_indptr": "seg_indptr", "b_indices": "weight_indices"}
 NAMES_OF_LENS = NAMES | {"m_indptr": "seg_lens"}
@@ -34,8 +35,8 @@ class SegmentGEMMWrapper:
         Raises:
             ValueError: another backend.
         """
-        check_option("SegmentGEMMWrapper", "backend", backend, BACKENDS)
-        self._sm90 = backend == "sm90"
+        check_option("SegmentGEMMWrapper", "backend", backend, tuple(BACKENDS))
+        self._arch = BACKENDS[backend]
         self.reset_workspace_buffer(float_workspace_buffer, None)
 
     def reset_workspace_buffer(
@@ -101,7 +102,7 @@ class SegmentGEMMWrapper:
         default = torch.bfloat16 if fp8 else x.dtype
         result = output(name, out, x, (count, d_out), None, default=default, zeros=True)
         grouped_gemm(
-            result, rows(x), matrices(b), None, None, indptr, None, indices, None, None, 0, 0, 0, sm90=self._sm90,
+            result, rows(x), matrices(b), None, None, indptr, None, indices, None, None, 0, 0, 0, arch=self._arch,
             names=NAMES_OF_LENS if seg_indptr is None else NAMES,
         )  # fmt: skip
         return result

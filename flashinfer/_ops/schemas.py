@@ -27,7 +27,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "flashinfer::delta_rule_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? gk, Tensor? beta, Tensor? A_log, Tensor? dt_bias, Tensor? state_indices, Tensor? output_indices, Tensor(b!)? snapshots, float scale, Tensor? scale_tensor, float lower_bound, int beta_sigmoid, bool l2norm, bool v_first, bool update_state) -> Tensor",
     ),
     "flashinfer._gemm.operators": (
-        "flashinfer::grouped_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? m_indptr, Tensor? m_counts, Tensor? b_indices, Tensor? a_rows, Tensor? row_scale, int granularity_m, int granularity_n, int granularity_k, bool sm90, int gate) -> ()",
+        "flashinfer::grouped_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? m_indptr, Tensor? m_counts, Tensor? b_indices, Tensor? a_rows, Tensor? row_scale, int granularity_m, int granularity_n, int granularity_k, int arch, int gate) -> ()",
     ),
     "flashinfer._mla.operators": (
         "flashinfer::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal, int max_items, int max_merges, int tile_rows, bool split) -> ()",

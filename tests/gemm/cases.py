@@ -28,10 +28,10 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     scales = torch.rand(9, 2, device=device), torch.rand(3, 1, 2, device=device)
     return {
         "grouped_gemm": [
-            (out, a, b, None, None, indptr, None, None, None, None, 0, 0, 0, False, 0),
+            (out, a, b, None, None, indptr, None, None, None, None, 0, 0, 0, 0, 0),
             (
                 out.clone(), eight_bits(9, 24, device=device), eight_bits(3, 13, 24, device=device), *scales, None,
-                masked, index, of_rows, torch.rand(9, device=device), 1, 16, 16, False, 0,
+                masked, index, of_rows, torch.rand(9, device=device), 1, 16, 16, 0, 0,
             ),
         ]
     }  # fmt: skip

@@ -16,8 +16,9 @@ SIZES = [1, 16, 0, 17, 32, 33, 64, 90, 128, 130, 160, 161, 200, 224, 230, 256, 2
 HALVES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
 
-def on_hopper(device: str) -> bool:
-    return device == "cuda" and is_sm90a_supported(torch.device(device))
+def arch_of(device: str) -> int:
+    """Return the arch that the device's kernels must have: 90 on Hopper, else any."""
+    return 90 if device == "cuda" and is_sm90a_supported(torch.device(device)) else 0
 
 
 @pytest.mark.parametrize("more", [[], [0] * 100, [2500]])
@@ -43,7 +44,7 @@ def test_every_size_of_a_tile(dtype, by_depth, n, more, device):
     for out_dtype in (torch.bfloat16 if dtype.itemsize == 1 else dtype, torch.float32):
         buffer = torch.full((m, n + 8), SENTINEL, device=device, dtype=out_dtype)
         out = buffer[:, :n]
-        grouped_gemm(out, a, b, None, None, indptr, *[None] * 4, 0, 0, 0, sm90=on_hopper(device))
+        grouped_gemm(out, a, b, None, None, indptr, *[None] * 4, 0, 0, 0, arch=arch_of(device))
         assert_product(out[:rows], want, magnitude, dtype)
         assert bool((out[rows:] == SENTINEL).all() and (buffer[:, n:] == SENTINEL).all())
 
@@ -66,7 +67,7 @@ def test_gathered_rows(dtype, more, device):
     places[5], places[100] = -1, m
     want[5] = want[100] = magnitude[5] = magnitude[100] = 0
     out = torch.full((sum(sizes), n), SENTINEL, device=device)
-    grouped_gemm(out, a, b, *scales[:2], indptr, None, None, places, None, *scales[2:], sm90=on_hopper(device))
+    grouped_gemm(out, a, b, *scales[:2], indptr, None, None, places, None, *scales[2:], arch=arch_of(device))
     assert_product(out, want, magnitude, dtype)
 
 
@@ -89,7 +90,7 @@ def test_factors_of_many_tokens(granularity, depth, mode, device):
         for out_dtype in (torch.bfloat16, torch.float16, torch.float32):
             buffer = torch.full((m + 2, n + 8), SENTINEL, device=device, dtype=out_dtype)
             out = buffer[1:-1, :n]
-            grouped_gemm(out, a, b, a_scale, b_scale, *[None] * 5, *granularity, sm90=on_hopper(device))
+            grouped_gemm(out, a, b, a_scale, b_scale, *[None] * 5, *granularity, arch=arch_of(device))
             assert_product(out, want, magnitude, dtype)
             assert bool((buffer[[0, -1]] == SENTINEL).all() and (buffer[:, n:] == SENTINEL).all())
 
@@ -117,7 +118,7 @@ def test_factors_of_steps_and_of_two_steps(granularity_n, device):
         b_scale = torch.rand(2, -(-n // granularity_n), blocks, device=device) + 0.5
         out = torch.full((m, n), SENTINEL, device=device, dtype=torch.bfloat16)
         indptr = torch.tensor([0, 70, m], device=device)
-        grouped_gemm(out, a, b, a_scale, b_scale, indptr, *[None] * 4, 1, granularity_n, depth, sm90=on_hopper(device))
+        grouped_gemm(out, a, b, a_scale, b_scale, indptr, *[None] * 4, 1, granularity_n, depth, arch=arch_of(device))
         x = a.double() * a_scale.repeat_interleave(depth, 1)[:, :k].double()
         y = b.double() * b_scale.repeat_interleave(depth, 2)[:, :, :k].repeat_interleave(granularity_n, 1)[:, :n]
         parts = [product(rows, matrix) for rows, matrix in zip(x.split([70, m - 70]), y, strict=True)]

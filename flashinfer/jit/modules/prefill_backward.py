@@ -9,7 +9,7 @@ from ..module import JitSpec
 from ..spec import DTYPES
 from . import DTYPE_AXIS, Matrix, device_of, subset
 from ._attention import CONSTANTS
-from ._family import family_spec
+from ._family import family_spec, parts_of
 
 AXES = (DTYPE_AXIS,)
 # Head sizes of the CUDA kernels, each in a part of its own.
@@ -35,9 +35,9 @@ def gen_prefill_backward_module(device: object = None, dtypes: Iterable[str] | N
         raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda: gradients of others have no kernels")
     coverage = {"dtype": values, "head_dims": CUDA_HEAD_DIMS}
     spec = family_spec("prefill_backward", backend, coverage=coverage, config={"head_dims": CONSTANTS["head_dims"]})
-    # Hopper's kernels are parts of the module, because only a call shows whether they serve it.
-    hopper = (f"csrc/prefill_backward/sm90_{dtype}.cu" for dtype in DTYPES[1:])
-    return replace(spec, sources=(*spec.sources[:-1], *hopper, spec.sources[-1]), split=True)
+    # Kernels for one arch are parts of the module, because only a call shows whether they serve it.
+    parts = parts_of("prefill_backward")
+    return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]), split=True)
 
 
 def aot_specs(matrix: Matrix) -> Iterator[JitSpec]:

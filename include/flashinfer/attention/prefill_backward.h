@@ -38,12 +38,12 @@ struct PrefillBackwardParams {
   float* memory;                    // workspace of the size that prefill_backward_plan() returns
   float* sums;                      // in `memory`: partial sums of dK and dV if splits > 1
   DType dtype;                      // of q, k, v, out, grad and the results
-  bool on_hopper;                   // set by the plan: the launch uses the sm_90a kernels
+  int32_t arch;                     // set by the plan: the launch uses the kernels of this arch; 0: portable ones
 };
 
 struct Launch;
 
-// Sets `on_hopper`, and `splits`, the number of partial sums that are added at the end. Returns the bytes of
+// Sets `arch`, and `splits`, the number of partial sums that are added at the end. Returns the bytes of
 // `memory`. Both follow only from shapes and the device: every run adds in the same order, whatever the
 // number of threads.
 int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where);

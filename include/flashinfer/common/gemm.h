@@ -43,7 +43,7 @@ struct GemmParams {
   int64_t scale_depth;  // elements of k that share a factor; 0: all
   DType a_dtype, b_dtype, out_dtype;
   GemmGate gate;
-  bool sm90;  // requires the Hopper kernels, else fails
+  int32_t arch;  // requires the kernels of this arch, such as 90, else fails; 0: any
 
   // Return the rows of a group, clipped to the output. An invalid matrix index empties the group. The binding
   // refuses both in tables on the host.

@@ -139,8 +139,7 @@ int64_t plan_hopper(PrefillBackwardParams& p, const Launch& where) {
   using S64 = BackwardShape<T, 64>;
   using S128 = BackwardShape<T, 128>;
   const bool serves_64 = serves_hopper_shape<S64>(p, where);
-  p.on_hopper = serves_64 || serves_hopper_shape<S128>(p, where);
-  if (!p.on_hopper) return -1;
+  if (!serves_64 && !serves_hopper_shape<S128>(p, where)) return -1;
   return serves_64 ? plan_hopper_shape<S64>(p, where) : plan_hopper_shape<S128>(p, where);
 }
 

@@ -1,5 +1,5 @@
 // Grouped GEMM on Hopper for float16, with b contiguous along k.
-#include <flashinfer/cuda/gemm.cuh>
+#include <flashinfer/cuda/gemm/sm90/instances.h>
 #include <flashinfer/cuda/gemm/sm90/launch.cuh>
 
 namespace flashinfer::cuda {
