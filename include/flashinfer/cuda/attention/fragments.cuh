@@ -15,7 +15,7 @@ template <typename S>
 using KeyOperand =
     std::conditional_t<S::kFp8Keys, RightRows8<typename S::DTypeQ, typename S::KV, S::kKeyRow>, RightRows<S::kKeyRow>>;
 
-// The columns of the output's fragments are those of output_pair().
+// output_pair() maps columns of the product's fragments to columns of the output.
 template <typename S>
 using ValueOperand =
     std::conditional_t<S::kFp8, SummedRows8<typename S::DTypeQ, typename S::KV, S::kVRow>, SummedRows<S::kVRow>>;

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(const __
   }
 }
 
-// Launches the merges, unless there can be none.
+// Launches the merge kernel, unless the call cannot have merges.
 template <typename Variant, typename Types, typename P>
 void launch_merges(const P& params, const Launch& where) {
   const int64_t merges = params.items ? params.max_merges : params.num_merges();

@@ -47,7 +47,7 @@ struct RowOutput {
     }
   }
 
-  // Writes columns from `column` on. `share` normalises sums; those of a partial state stay unnormalised.
+  // Writes columns from `column` on, multiplied by `share`. It is 1 for a partial state, which is not normalised.
   template <typename Variant, typename P, int kN>
   __device__ __forceinline__ void store_columns(const P& params, const Variant& variant, int32_t batch, int column,
                                                 float (&values)[kN], float share) const {

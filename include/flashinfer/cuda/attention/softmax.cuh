@@ -189,7 +189,8 @@ __device__ __forceinline__ void mask_tile(Products<S>& s, const P& params, const
   }
 }
 
-// Returns a factor of the queries that makes the scale of softmax positive: its maxima are then those of S.
+// Returns a sign for the queries that makes the scale of softmax positive. Row maxima of S are then row maxima of
+// the scaled logits.
 template <typename Variant>
 __device__ __forceinline__ float query_sign(const Variant& variant) {
   if constexpr (!Variant::use_softmax || Variant::transforms_logits) {

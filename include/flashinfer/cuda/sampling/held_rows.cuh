@@ -120,7 +120,7 @@ struct HeldRow : HeldSearch {
         token += start <= share;
       }
     }
-    // If rounding leaves no element, the last kept one is drawn.
+    // Without an element because of rounding, draw the last kept one.
     const int most = __reduce_max_sync(kWarp, token), kept = __reduce_max_sync(kWarp, last);
     if (lane_id() == 0) put_sample(p, output, int64_t{c} * kSumChunk + (most >= 0 ? most : kept), true);
   }

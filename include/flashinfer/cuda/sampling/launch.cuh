@@ -98,8 +98,8 @@ struct Groups {
   }
 };
 
-// Launchers, each compiled in a file of its own in csrc/sampling. Those that return bool return false if they
-// do not serve the call.
+// Launchers. Each is compiled in a file of csrc/sampling. A launcher with a bool result returns false if it does not
+// serve the call.
 bool launch_few_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_maps(const MapRowsParams& p, const Launch& where);

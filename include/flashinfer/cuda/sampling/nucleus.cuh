@@ -199,7 +199,7 @@ struct NucleusRow : NucleusSample {
                     outcome == Outcome::kTooMuch ? kTargetElements / 3 : kTargetElements, x.least(k.p, k.row.real()));
   }
 
-  // Return the result of a read. If it found the threshold, the row's sums are those of elements >= it.
+  // Return the result of a read. If it is kFound, the row's sums are sums of the elements >= the threshold.
   __device__ __noinline__ static Resolved resolve_of(int n, Interval interval) {
     NucleusRow x(n);
     if (interval.low == INFINITY) {

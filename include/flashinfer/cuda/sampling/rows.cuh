@@ -72,8 +72,8 @@ struct Filters {
   }
 };
 
-// Apply the filters and return the threshold. Afterwards the engine's sums are those of kept elements. `row`
-// holds the total before, and the kept total after.
+// Apply the filters and return the threshold. Afterwards the engine's sums are sums of kept elements. `row` holds
+// the row's total at entry, and the total of kept elements at return.
 template <bool kResident>
 __device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
   float t = 0;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
   }
 }
 
-// Return the threshold of a row; the engine's sums become those of kept elements.
+// Return the threshold of a row. Afterwards the engine's sums are sums of kept elements.
 template <bool kLogits, bool kResident>
 __device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResident>& e, const Filters& f,
                                              Totals& totals) {

@@ -1,8 +1,8 @@
 // Thresholds: the largest key such that the elements with this key or a larger one suffice, by count (top-k) or by
 // sum (top-p).
 //
-// A histogram finds the bin of the threshold. One pass gathers the keys of that bin. Each CTA then narrows them
-// down alone, with equal results. If a bin has too many keys, histograms of further passes narrow the interval.
+// A histogram finds the bin of the threshold. One pass gathers the keys of that bin. Every CTA then searches them
+// and finds the same threshold. If a bin has too many keys, histograms of further passes narrow the interval.
 //
 // CTAs read each other's bins, so a barrier precedes each rewrite.
 #pragma once

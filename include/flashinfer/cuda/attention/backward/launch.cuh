@@ -65,7 +65,7 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
   return (floats_of_rows(p) + sums) * static_cast<int64_t>(sizeof(float));
 }
 
-// Returns how many stages fit: two, one or none. Sets the kernel's carveout.
+// Returns the number of stages that fit, at most two. Sets the kernel's carveout.
 template <typename S>
 int find_backward_stages(int device) {
   const int most = device_info(device).shared_bytes;

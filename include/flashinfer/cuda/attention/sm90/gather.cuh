@@ -61,7 +61,7 @@ struct Gatherer {
     const auto* next = reinterpret_cast<const longlong2*>(table + kFirstRow + group * kRows);
     uint32_t at = to + S::Keys::unit(kFirstRow + group, unit);
     int32_t left = end - first_key - tile * S::kKeys - kFirstRow - group;  // rows from the group's first one to the end
-    // From a group's row to its next one, the swizzle changes this bit or none.
+    // The swizzle of a group's rows alternates: every second address has the bits of kFlip flipped.
     constexpr uint32_t kStep = kGroups * S::kWidth, kFlip = tma_swizzle<S::kWidth>(kStep) ^ kStep;
     static_assert(2 * kStep % S::Keys::kAlignment == 0);
 #pragma unroll 1

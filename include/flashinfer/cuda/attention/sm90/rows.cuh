@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Returns a warp's rows of an item, without those of the next tile.
+// Returns a warp's rows of an item. They end at the end of the tile.
 template <typename S, typename Variant = AttentionVariantBase>
 __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, const Work& work,
                                                  const Variant& variant = {}) {

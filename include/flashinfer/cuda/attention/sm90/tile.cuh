@@ -125,7 +125,7 @@ struct ConsumerWarpgroup {
     ptx::warpgroup_commit();
   }
 
-  // Packs P. Keys after those of s get 0.
+  // Packs P. The tile's keys after the last key of s get 0.
   template <int kN>
   __device__ __forceinline__ static void pack_weights(uint32_t (&p)[S::kWeightRegisters], const float (&s)[kN]) {
 #pragma unroll

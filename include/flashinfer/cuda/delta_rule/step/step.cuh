@@ -106,7 +106,7 @@ struct StepToken {
   }
 };
 
-// Normalisation factors of k and q, and k' q. Each warp computes them for itself.
+// Normalisation factors of k and q, and k' q. Every warp computes all of them.
 template <int kKeys>
 struct StepNorms {
   float of_k = 1, of_q = 1, kq = 0;

@@ -1,7 +1,7 @@
 // The Hopper kernel of attention's gradients: persistent CTAs with a producer warpgroup and two consumers.
 //
 //   P = 2^(Q K^T - lse),   dV += P^T dO,   dS = P * (dO V^T - delta),   dK += dS^T Q,   dQ += dS K
-// The formulas are those of FlashAttention-2 (arXiv 2307.08691), the warp roles those of FlashAttention-3
+// The formulas come from FlashAttention-2 (arXiv 2307.08691), the warp roles from FlashAttention-3
 // (arXiv 2407.08608). A pair of tiles needs five products: 10 * 64 * 128 * 128 FLOPs at head_dim 128, 2,560
 // cycles of the tensor cores. dK and dV stay in registers. dQ is a sum over tiles of keys in different CTAs.
 // Each CTA adds its part, 32 KB, to floats in L2 in the order of keys, so that every run has equal bits.

@@ -1,5 +1,5 @@
 // Third kernel of the chunk gradients, parallel over chunks: dq, dk, dV, dbeta and dg. chunk.cuh has the
-// forward equations, scan.cuh those of dy and D.
+// forward equations, scan.cuh the equations of dy and D.
 //   dP = scale lower(dO u') Gam    X = -strict lower(dR u') Gam    dq = dP k + scale e^G dO S'
 //   row = -e^G dR S' + X k    col = dP' q + X' k + e^(Gn-G) u D'    dk = row + col
 //   dbeta = <dy, r>, on the diagonal of dy r'    dV = dR = B dy

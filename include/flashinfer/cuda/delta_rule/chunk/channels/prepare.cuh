@@ -2,8 +2,8 @@
 // of every chunk and value head, and the rows of k and q times e^G. chunk.cuh has the equations.
 //
 // A warp has a block of 16 rows. Within a block, the decays between two rows are multiplied one by one.
-// Between blocks, the newer row carries the decays since its block began, the older one those to the end of
-// its block, and tensor cores compute the products. Decays are multiplied as they are, without logarithms:
+// Between blocks, tensor cores compute the products. The newer row is multiplied by the decays from the start of its
+// block, the older row by the decays to the end of its block. Decays are multiplied as they are, without logarithms:
 // none exceeds 1, and a decay of 0 stays exact.
 #pragma once
 
