@@ -89,6 +89,7 @@ from .comm import AllReduceStrategyType as AllReduceStrategyType  # type: ignore
 from .comm import CommBackend as CommBackend  # type: ignore[attr-defined]
 from .comm import FP4QuantizationSFLayout as FP4QuantizationSFLayout  # type: ignore[attr-defined]
 from .comm import QuantizationSFLayout as QuantizationSFLayout  # type: ignore[attr-defined]
+from .comm import TorchDistBackend as TorchDistBackend  # type: ignore[attr-defined]
 from .comm import is_mnnvl_fabric_supported as is_mnnvl_fabric_supported  # type: ignore[attr-defined]
 from .comm import trtllm_allreduce_fusion as trtllm_allreduce_fusion  # type: ignore[attr-defined]
 from .comm import trtllm_create_ipc_workspace_for_all_reduce as trtllm_create_ipc_workspace_for_all_reduce  # type: ignore[attr-defined]

@@ -330,6 +330,15 @@ MAX_JOBS: Variable[int] = Variable(
     _default_jobs,
     "the number of usable CPUs",
 )
+COMM_TIMEOUT: Variable[float] = Variable(
+    "FLASHINFER_COMM_TIMEOUT",
+    "Seconds that a collective waits for another rank, which may be compiling. Then `GroupError` names the rank."
+    " Workspaces read it when they are made.",
+    "a positive number of seconds",
+    _seconds,
+    lambda: 600.0,
+    "600",
+)
 JIT_TIMEOUT: Variable[float | None] = Variable(
     "FLASHINFER_JIT_TIMEOUT",
     "Seconds to wait for another process that builds the same module. Then `JitTimeoutError` is raised.",

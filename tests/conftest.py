@@ -13,6 +13,10 @@ from collections.abc import Iterator
 # Threads of a parallel loop sleep while they wait. With one test worker per CPU, a spinning thread would take the CPU
 # of the thread that all others wait for. libgomp reads this when torch is loaded, and children inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# NVLink multicast stays off, also in children. torch, NCCL and NVSHMEM read these when they are loaded.
+os.environ.update(NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1", NVSHMEM_DISABLE_NVLS="1")
+# Streams act as ranks that wait for each other: two of them must not share a hardware queue.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import hypothesis
 import pytest

@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ..errors import GroupError
 from ..jit.spec import BACKENDS
 
 _KINDS: dict[str, type[Exception]] = {
+    "GroupError": GroupError,
     "IndexError": IndexError,
     "OutOfMemoryError": torch.OutOfMemoryError,  # a RuntimeError that engines catch
     "TypeError": TypeError,

@@ -1,9 +1,9 @@
-"""Communication between GPUs: names of FlashInfer that engines import without a guard.
+"""Collectives between GPUs of one host, and names of FlashInfer that engines import without a guard.
 
-This library has no kernels that span several GPUs yet. So the names by which engines decide are missing:
-``allreduce_fusion``, ``create_allreduce_fusion_workspace``, the exchange of tokens between experts' ranks.
-Engines then use their own kernels. Functions of 0.2.7 raise ``UnsupportedError``. Enumerations have
-FlashInfer's values.
+``comm.allreduce`` and ``comm.workspace`` have the all-reduce, alone and with residual and RMSNorm. Engines switch
+fusion on if ``allreduce_fusion`` and ``create_allreduce_fusion_workspace`` are names of this package. They are not,
+until the kernels are measured on several GPUs: so engines use their own. Other functions of FlashInfer 0.2.7 raise
+``UnsupportedError``. Enumerations have FlashInfer's values.
 """
 
 from __future__ import annotations

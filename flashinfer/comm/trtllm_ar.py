@@ -50,6 +50,13 @@ class AllReduceFusionPattern(IntEnum):
     kARResidualRMSNormFP4Quant = 3
     kARResidualRMSNormOutFP8Quant = 4
     kARResidualRMSNormOutFP4Quant = 5
+    kMoEReductionARResidualRMSNorm = 6
+    kMoEFinalizeARResidualRMSNorm = 7
+    kARResidualRMSNormPerTokenGroupFP8PackedQuant = 8
+    kARResidualRMSNormOutPerTokenGroupFP8PackedQuant = 9
+    kARResidualRMSNormDynamicFP8Quant = 10
+    kARResidualRMSNormOutDynamicFP8Quant = 11
+    kMoEFinalizeARResidualRMSNormFP8Quant = 12
 
 
 class QuantizationSFLayout(IntEnum):

@@ -158,7 +158,6 @@ ABSENT = (
     "comm.trtllm_moe_alltoall",
     "comm.dcp_alltoall",
     "comm.PcieIpcAllReduceWorkspace",
-    "comm.mnnvl.TorchDistBackend",
     "comm.mnnvl.MnnvlConfig",
     "comm.mnnvl.MnnvlMemory",
     "comm.mnnvl.McastGPUBuffer",

@@ -40,6 +40,7 @@ LAYERS = {
     "cuda/tile": {"common", "cuda/ptx", "cuda/tile"},
     "cuda/host": {"common", "cuda/host"},
     "cuda": {"common", "cuda/ptx", "cuda/tile", "cuda/host", "cuda"},
+    "cuda/comm": {"common", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/comm"},
     "cuda/attention": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention"},
     "cuda/mla": {"common", "attention", "cuda/ptx", "cuda/tile", "cuda/host", "cuda", "cuda/attention", "cuda/mla"},
     "cuda/moe": {"common", "cuda/tile", "cuda/host", "cuda/moe"},
@@ -206,12 +207,21 @@ def test_both_sides_of_every_conditional_are_built():
     assert every == set(CONDITIONALS), f"no conditional asks about {set(CONDITIONALS) - every}"
 
 
+def functions_of(name: str) -> str:
+    """Return the module of a family's functions, ``""`` if there is none. Collectives are in ``flashinfer.comm``."""
+    places = {
+        f"flashinfer/{name}.py": name,
+        f"flashinfer/{name}/__init__.py": name,
+        f"flashinfer/comm/{name}.py": f"comm.{name}",
+    }
+    return next((f"flashinfer.{module}" for file, module in places.items() if (ROOT / file).exists()), "")
+
+
 @pytest.mark.parametrize("name", families())
 def test_a_family_has_one_name_everywhere(name):
     """A kernel file includes a header of its kernels, named like the family or a suffix of it."""
     assert (ROOT / f"csrc/{name}.cc").exists(), f"family {name} has no binding"
-    places = (ROOT / f"flashinfer/{name}.py", ROOT / f"flashinfer/{name}/__init__.py")
-    assert any(place.exists() for place in places), f"family {name} has no file or package of functions"
+    assert functions_of(name), f"family {name} has no file or package of functions"
     assert list((ROOT / "tests").glob(f"*/test_{name}.py")), f"family {name} has no tests/*/test_{name}.py"
     for kernels in kernels_of(name):
         (file,) = (ROOT / "csrc").glob(f"{name}_{kernels}.c*")
@@ -238,7 +248,7 @@ def test_every_source_belongs_to_a_family():
 
 @pytest.mark.parametrize("name", families())
 def test_public_names_are_reachable_and_documented(name):
-    module = getattr(__import__(f"flashinfer.{name}"), name)
+    module = importlib.import_module(functions_of(name))
     assert len(set(module.__all__)) == len(module.__all__)  # ruff sorts them
     listed = f".{name}" in flashinfer._names().values()  # those of delta_rule are another library's
     found_in = flashinfer if listed or not module.__all__ else module

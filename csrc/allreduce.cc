@@ -1,0 +1,115 @@
+// Operator of the allreduce family.
+#include "binding/binding.h"
+
+#include <flashinfer/common/allreduce.h>
+
+namespace flashinfer::binding {
+namespace {
+
+// Positions in a workspace's table. flashinfer/comm/workspace.py writes it.
+enum TableEntry : int64_t { kState, kReport, kRank, kRanks, kMultiprocessors, kSlotBytes, kTimeout, kInboxes };
+
+void check_alive(const Check& check, const CommGroup& group) {
+  if (__atomic_load_n(&group.report->error, __ATOMIC_ACQUIRE) != 0 ||
+      __atomic_load_n(&group.report->abort, __ATOMIC_RELAXED) != 0)
+    check.fail("workspace", "has failed, see its check(); wanted a new one", "GroupError");
+}
+
+CommGroup group_of(const Check& check, const View& table) {
+  if (table.device_type != aoti_torch_device_type_cpu()) check.fail(table, "got a tensor of a device");
+  check.dtype(table, {DType::kInt64});
+  check.shape(table, {kInboxes + kMaxRanks});
+  check.contiguous(table);
+  const auto* at = static_cast<const int64_t*>(table.data);
+  if (at[kState] == 0) check.fail("workspace", "got one after destroy(), wanted a new one");
+  CommGroup group{.state = reinterpret_cast<CommState*>(at[kState]),
+                  .report = reinterpret_cast<CommReport*>(at[kReport]),
+                  .rank = static_cast<int>(at[kRank]),
+                  .ranks = static_cast<int>(at[kRanks]),
+                  .num_sms = static_cast<int>(at[kMultiprocessors]),
+                  .slot_bytes = at[kSlotBytes],
+                  .timeout_ns = static_cast<uint64_t>(at[kTimeout]),
+                  .inbox = {}};
+  for (int rank = 0; rank < kMaxRanks; ++rank) group.inbox[rank] = reinterpret_cast<uint8_t*>(at[kInboxes + rank]);
+  check_alive(check, group);
+  return group;
+}
+
+void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, const std::optional<Tensor>& weight,
+               const std::optional<Tensor>& out, const std::optional<Tensor>& residual_out,
+               const std::optional<Tensor>& norm_out, const Tensor& order, const Tensor& table, double eps,
+               double weight_bias, std::optional<bool> enable_pdl) {
+  const Check check("allreduce_fusion");
+  const View x(input, "input"), ordered(order, "workspace");
+  check.rank(x, 2, 2);
+  check.floating(x);
+  check.contiguous(x);
+  check.aligned(x);
+  check.same_device(x, ordered);
+  const bool with_norm = weight.has_value();
+  if (!with_norm && !out) check.fail("output", "got None, wanted a tensor");
+  AllReduceParams p{.group = group_of(check, View(table, "workspace")),
+                    .input = x.data,
+                    .residual_in = nullptr,
+                    .weight = nullptr,
+                    .out = nullptr,
+                    .residual_out = nullptr,
+                    .norm_out = nullptr,
+                    .rows = x.size(0),
+                    .hidden = x.size(1),
+                    .row_bytes = static_cast<uint32_t>(x.size(1) * size_of(x.dtype)),
+                    .kind = kind_of(x.dtype, with_norm),
+                    .eps = eps,
+                    .weight_bias = static_cast<float>(weight_bias),
+                    .dtype = x.dtype};
+  const int64_t row_bytes = padded(p.hidden * size_of(x.dtype));
+  if (p.rows > INT32_MAX || row_bytes > INT32_MAX) check.fail(x, "got a size of more than 2^31 - 1");
+  if (p.group.ranks > 1 && p.rows * row_bytes > p.group.slot_bytes)
+    check.fail(x, "got " + std::to_string(p.rows * row_bytes) + " bytes in rows padded to 16 bytes, wanted at most " +
+                      std::to_string(p.group.slot_bytes) + " as the workspace has");
+
+  std::optional<View> read[2], written[3];
+  const auto same_form = [&](const View& arg) {
+    check.same_shape(arg, x);
+    check.same_dtype(arg, x);
+    check.same_device(arg, x);
+    check.contiguous(arg);
+    check.aligned(arg);
+  };
+  const auto like_input = [&](const std::optional<Tensor>& tensor, const char* name, std::optional<View>& to) -> void* {
+    if (!tensor) check.fail(name, "got None, wanted a tensor");
+    to.emplace(*tensor, name);
+    same_form(*to);
+    return to->data;
+  };
+  read[0].emplace(x);
+  if (out) p.out = like_input(out, "output", written[0]);
+  if (with_norm) {
+    const View w(*weight, "rms_gamma");
+    check.shape(w, {p.hidden});
+    check.same_dtype(w, x);
+    check.same_device(w, x);
+    check.contiguous(w);
+    check.aligned(w);
+    p.weight = w.data;
+    p.residual_in = like_input(residual_in, "residual_in", read[1]);
+    p.residual_out = like_input(residual_out, "residual_out", written[1]);
+    p.norm_out = like_input(norm_out, "norm_out", written[2]);
+    for (const auto& one : written)
+      if (one) check.no_overlap(*one, w, false);
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (!written[i]) continue;
+    for (const auto& one : read)
+      if (one) check.no_overlap(*written[i], *one, true);
+    for (int k = 0; k < i; ++k)
+      if (written[k]) check.no_overlap(*written[i], *written[k], false);
+  }
+  flashinfer::allreduce(p, OnDevice(x, enable_pdl));
+  if (!kOnCuda) check_alive(check, p.group);  // the call has ended
+}
+
+FLASHINFER_LIBRARY(m) { m.impl("allreduce", box<binding::allreduce>); }
+
+}  // namespace
+}  // namespace flashinfer::binding

@@ -1,0 +1,13 @@
+// All-reduce between processes on the CPU, for the element types of this module.
+#include <flashinfer/common/launch.h>
+#include <flashinfer/cpu/allreduce.h>
+
+#include "allreduce_config.h"
+
+namespace flashinfer {
+
+void allreduce(const AllReduceParams& params, const Launch&) {
+  DISPATCH_dtype(params.dtype, T, cpu::one_shot<T>(params))
+}
+
+}  // namespace flashinfer

@@ -1,0 +1,417 @@
+"""Workspaces: memory that the ranks of a group share, on one device of each rank and in one order of calls.
+
+The protocol of the shared words stands in ``include/flashinfer/common/allreduce.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from contextlib import nullcontext
+from typing import Any, NoReturn
+
+import torch
+
+from .. import env
+from .._ops.errors import either, type_error, value_error
+from ..errors import CaptureError, GroupError, UnsupportedError
+from ..jit import load as modules
+from ..jit.modules.allreduce import gen_allreduce_module
+from ._agree import Exchange
+from ._memory import Library, SharedMemory, share_on_gpu, share_on_host
+from .mnnvl import CommBackend, TorchDistBackend
+
+__all__ = [
+    "AllReduceFusionWorkspace",
+    "MNNVLAllReduceFusionWorkspace",
+    "TRTLLMAllReduceFusionWorkspace",
+    "create_allreduce_fusion_workspace",
+]
+
+# Numbers of common/allreduce.h.
+MAX_RANKS = 16
+SLOTS = 2
+EPOCH_WORDS = 1056
+PART_BYTES = 16
+HEADER_BYTES = SLOTS * MAX_RANKS * 16
+# Words of CommReport.
+ERROR, RANK, CALL, THEIRS, OURS, ABORT = 0, 1, 2, 3, 7, 11
+REPORT_WORDS = 12
+LATE, MISMATCH, ABORTED, CONCURRENT = 1, 2, 3, 4  # CommError
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def padded(count: int) -> int:
+    """Return the bytes that a row of ``count`` bytes takes in an inbox."""
+    return -(-count // PART_BYTES) * PART_BYTES
+
+
+class AllReduceFusionWorkspace:
+    """Base of the workspaces of :func:`allreduce_fusion`.
+
+    Attributes: ``world_size``, ``rank``, ``backend``.
+    """
+
+    backend = ""
+
+    def __init__(self, world_size: int, rank: int) -> None:
+        self.world_size, self.rank = world_size, rank
+
+    def destroy(self) -> None:
+        """Release the memory. Repeated calls do nothing."""
+        raise NotImplementedError
+
+    def is_buffer_size_sufficient(
+        self, tp_size: int, num_tokens: int, hidden_dim: int, dtype: torch.dtype, use_oneshot: bool | None = None
+    ) -> bool:
+        """Return whether a call with such an input fits."""
+        raise NotImplementedError
+
+
+class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
+    """Memory of one rank that its peers write, and the state of its calls.
+
+    The constructor is a collective call: all ranks get a workspace, or all raise the same error. All calls of a
+    workspace are in one order, on one stream or on streams that wait for each other. CUDA graphs hold its
+    addresses, so it must outlive them. It serves every shape that fits by bytes.
+
+    Args:
+        tp_size, tp_rank: ranks of the group, at most 16, and this rank.
+        max_token_num, hidden_dim, dtype: the largest input, equal on all ranks.
+        comm_backend: exchanges objects between the ranks, by default over ``group``.
+        group: a process group, by default all ranks. Not needed for one rank.
+        device: of the inputs, by default the current GPU, or the CPU without one.
+
+    Raises:
+        ValueError: sizes differ between ranks, or are invalid.
+        UnsupportedError: the ranks are on several hosts.
+        GroupError: memory is mapped, but what one rank writes does not arrive at another.
+        CaptureError: a CUDA graph is being captured.
+        RuntimeError: no memory, or memory that cannot be shared.
+
+    Attributes: ``metadata``, a dict with the sizes.
+    """
+
+    backend = "trtllm"
+
+    def __init__(
+        self,
+        tp_size: int,
+        tp_rank: int,
+        max_token_num: int,
+        hidden_dim: int,
+        dtype: torch.dtype,
+        comm_backend: CommBackend | None = None,
+        group: Any = None,
+        *,
+        device: torch.device | str | int | None = None,
+    ) -> None:
+        op = "TRTLLMAllReduceFusionWorkspace"
+        self._memory: SharedMemory | None = None
+        self._process = os.getpid()
+        super().__init__(tp_size, tp_rank)
+        exchange = Exchange(_backend_of(op, tp_size, comm_backend, group))
+        exchange.vote(lambda: _check(op, tp_size, tp_rank, max_token_num, hidden_dim, dtype, exchange))
+        self._device = exchange.vote(lambda: _device_of(device))[exchange.rank]
+        row_bytes = hidden_dim * dtype.itemsize
+        self._slot_bytes = max_token_num * padded(row_bytes)
+        self.metadata = {
+            "tp_rank": tp_rank,
+            "tp_size": tp_size,
+            "max_token_num": max_token_num,
+            "hidden_dim": hidden_dim,
+            "use_fp32_lamport": dtype == torch.float32,
+        }
+        self._timeout = max(exchange.vote(env.COMM_TIMEOUT.get))
+        shares = _agree_on_place(op, exchange, self._device, self._slot_bytes)
+        library = exchange.vote(lambda: _load(self._device, dtype, tp_size))[exchange.rank]
+        on_device = torch.cuda.device(self._device) if library is not None else nullcontext()
+        with on_device:
+            self._allocate(exchange, library, shares)
+
+    def _allocate(self, exchange: Exchange, library: Library | None, shares: int) -> None:
+        """Share the inboxes, test them, and make the table that the operator reads."""
+
+        def allocate() -> None:
+            self._order = torch.zeros(1, dtype=torch.int32, device=self._device)
+            self._state = torch.zeros(EPOCH_WORDS + 1, dtype=torch.int32, device=self._device)
+            self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32, pin_memory=library is not None)
+            self._words = (ctypes.c_uint32 * REPORT_WORDS).from_address(self._report.data_ptr())
+
+        exchange.vote(allocate)
+        addresses: tuple[int, ...] = (0,)
+        if exchange.size > 1:
+            count = HEADER_BYTES + SLOTS * (exchange.size - 1) * self._slot_bytes
+            memory = (
+                share_on_host(count, exchange)
+                if library is None
+                else share_on_gpu(count, exchange, self._device.index, library)
+            )
+            try:
+                _prove(exchange, memory)
+            except Exception:
+                memory.close()
+                raise
+            self._memory, addresses = memory, memory.addresses
+        multiprocessors = 1
+        if library is not None:
+            torch.cuda.synchronize(self._device)
+            multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count // shares
+        table = [
+            self._state.data_ptr(),
+            self._report.data_ptr(),
+            self.rank,
+            self.world_size,
+            max(1, multiprocessors),
+            self._slot_bytes,
+            int(self._timeout * 1e9),
+            *addresses,
+        ]
+        self._table = torch.tensor(table + [0] * (7 + MAX_RANKS - len(table)), dtype=torch.int64)
+
+    def is_buffer_size_sufficient(
+        self, tp_size: int, num_tokens: int, hidden_dim: int, dtype: torch.dtype, use_oneshot: bool | None = None
+    ) -> bool:
+        """Return whether a call with such an input fits. The bytes decide, whatever the shape is.
+
+        Args:
+            tp_size: ranks; another number than the workspace's never fits.
+            num_tokens, hidden_dim, dtype: of the input. Rows are padded to 16 bytes.
+            use_oneshot: ignored.
+        """
+        fits = self.world_size == 1 or num_tokens * padded(hidden_dim * dtype.itemsize) <= self._slot_bytes
+        return self._is_alive() and tp_size == self.world_size and fits
+
+    def check(self) -> None:
+        """Raise the error that a call of this workspace has ended with.
+
+        Calls on a GPU return before their kernel runs. Each later call raises, and so does this function, which
+        waits for nothing: call it after a replay has ended.
+
+        Raises:
+            GroupError: a rank did not arrive in time or made another call, :meth:`abort` was called, or two
+                streams used the workspace at once. The workspace is unusable: make a new one.
+        """
+        words = self._words
+        code, rank, call = words[ERROR], words[RANK], words[CALL]
+        if code == 0 and words[ABORT] == 0:
+            return
+        op = "allreduce_fusion"
+        if code == LATE:
+            raise GroupError(f"{op}: rank {rank} did not arrive within {self._timeout:g} s in call {call}", (rank,))
+        if code == MISMATCH:
+            theirs, ours = _call_text(words[THEIRS : THEIRS + 4]), _call_text(words[OURS : OURS + 4])
+            raise GroupError(
+                f"{op}: rank {rank} made call {call} with {theirs}, rank {self.rank} with {ours}", (rank, self.rank)
+            )
+        if code == CONCURRENT:
+            raise GroupError(f"{op}: two streams used the workspace at once in call {call}", (self.rank,))
+        if code == ABORTED:
+            raise GroupError(f"{op}: aborted in call {call} while it waited for rank {rank}", (rank,))
+        raise GroupError(f"{op}: aborted", (self.rank,))
+
+    def abort(self) -> None:
+        """End running and later waits of this rank, from any thread. The workspace is unusable afterwards."""
+        self._words[ABORT] = 1
+
+    def destroy(self) -> None:
+        """Wait for this rank's kernels, unmap the memory and warn of an error that no call has raised.
+
+        A local call: it needs no other rank and no process group. Repeated calls do nothing. Later calls of
+        :func:`allreduce_fusion` raise ``ValueError``.
+        """
+        if not self._is_alive():
+            return
+        self._table[0] = 0
+        memory, self._memory = self._memory, None
+        if self._process != os.getpid():  # a forked child: the mappings of a GPU are its parent's
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if memory is not None:
+            with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+                memory.close()
+        if self._words[ERROR] != 0:
+            try:
+                self.check()
+            except GroupError as err:
+                warnings.warn(f"a workspace was destroyed after an error: {err}", RuntimeWarning, stacklevel=2)
+
+    def checkpoint_prepare(self) -> NoReturn:
+        """Raise ``NotImplementedError``: the memory cannot be unmapped for a checkpoint."""
+        raise NotImplementedError("checkpoint_prepare: this workspace cannot unmap its memory and map it again")
+
+    def checkpoint_restore(self, comm_backend: CommBackend | None = None) -> NoReturn:
+        """Raise ``NotImplementedError``, as :meth:`checkpoint_prepare` does."""
+        raise NotImplementedError("checkpoint_restore: this workspace cannot unmap its memory and map it again")
+
+    def _is_alive(self) -> bool:
+        table: torch.Tensor | None = getattr(self, "_table", None)
+        return table is not None and int(table[0]) != 0
+
+    def __del__(self) -> None:
+        if self._is_alive() and self._process == os.getpid():
+            warnings.warn("a workspace was not destroyed: call destroy()", ResourceWarning, stacklevel=2)
+            self.destroy()
+
+
+class MNNVLAllReduceFusionWorkspace(AllReduceFusionWorkspace):
+    """Raise ``UnsupportedError`` when made: this library uses no NVLink multicast."""
+
+    backend = "mnnvl"
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        raise UnsupportedError(
+            "MNNVLAllReduceFusionWorkspace: needs NVLink multicast, which this library does not use; use"
+            " TRTLLMAllReduceFusionWorkspace"
+        )
+
+
+def create_allreduce_fusion_workspace(
+    backend: str = "auto",
+    world_size: int | None = None,
+    rank: int | None = None,
+    max_token_num: int | None = None,
+    hidden_dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    gpus_per_node: int | None = None,
+    comm_backend: CommBackend | None = None,
+    force_oneshot_support: bool = False,
+    group: Any = None,
+    *,
+    device: torch.device | str | int | None = None,
+    **options: Any,
+) -> TRTLLMAllReduceFusionWorkspace:
+    """Make the workspace of :func:`allreduce_fusion`: a collective call of all ranks.
+
+    Args:
+        backend: ``"auto"`` or ``"trtllm"``. Others need NVLink multicast, which is not used.
+        world_size, rank, max_token_num, hidden_dim, dtype, comm_backend, group, device: see
+            :class:`TRTLLMAllReduceFusionWorkspace`.
+        gpus_per_node: ignored: all ranks are on one host.
+        force_oneshot_support: ignored: every size that fits is summed in one shot.
+        options: options of other backends are refused.
+
+    Raises:
+        ValueError: another backend, a missing size, or an option of another backend.
+        RuntimeError: an unknown backend, and the errors of :class:`TRTLLMAllReduceFusionWorkspace`.
+    """
+    op = "create_allreduce_fusion_workspace"
+    if backend in ("mnnvl", "mnnvl-cutedsl"):
+        raise ValueError(f"{op}: backend: got {backend!r}, which needs NVLink multicast, wanted 'auto' or 'trtllm'")
+    if backend not in ("auto", "trtllm"):
+        raise RuntimeError(f"{op}: backend: got {backend!r}, wanted 'auto' or 'trtllm'")
+    if given := sorted(name for name, value in options.items() if value is not None):
+        raise value_error(op, given[0], f"an option of backend 'mnnvl-cutedsl' with {backend!r}", "none")
+    if world_size is None or rank is None or max_token_num is None or hidden_dim is None or dtype is None:
+        sizes = dict(world_size=world_size, rank=rank, max_token_num=max_token_num, hidden_dim=hidden_dim, dtype=dtype)
+        missing = next(name for name, value in sizes.items() if value is None)
+        raise value_error(op, missing, None, "a value")
+    return TRTLLMAllReduceFusionWorkspace(
+        world_size, rank, max_token_num, hidden_dim, dtype, comm_backend, group, device=device
+    )
+
+
+def _backend_of(op: str, size: int, backend: CommBackend | None, group: Any) -> CommBackend | None:
+    if backend is not None or size == 1:
+        return backend
+    import torch.distributed as dist
+
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        raise value_error(op, "group", "none, and torch.distributed is not initialised", "a group or a comm_backend")
+    return TorchDistBackend(group)
+
+
+def _check(op: str, size: int, rank: int, tokens: int, hidden: int, dtype: torch.dtype, exchange: Exchange) -> None:
+    if not 1 <= size <= MAX_RANKS:
+        raise value_error(op, "tp_size", size, f"1 to {MAX_RANKS}")
+    if (exchange.size, exchange.rank) != (size, rank):
+        got = f"rank {rank} of {size}"
+        raise value_error(op, "tp_rank", got, f"rank {exchange.rank} of {exchange.size} as the group has")
+    if tokens < 1 or hidden < 1:
+        raise value_error(op, "max_token_num", f"{tokens} x {hidden}", "positive sizes")
+    if dtype not in DTYPES:
+        raise type_error(op, "dtype", dtype, either(DTYPES))
+
+
+def _device_of(device: torch.device | str | int | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = torch.device(device)
+    if found.type == "cuda" and found.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def _host() -> str:
+    """Return the boot of this host's kernel: ranks with another one cannot share memory."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read()
+
+
+def _agree_on_place(op: str, exchange: Exchange, device: torch.device, slot_bytes: int) -> int:
+    """Check that the ranks are on one host with equal sizes. Return the number of ranks on this rank's GPU."""
+
+    def facts() -> tuple[str, str]:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise CaptureError(f"{op}: a CUDA graph is being captured: make the workspace before")
+        gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
+        return _host(), gpu
+
+    places = exchange.vote(facts)
+    for rank, (host, _) in enumerate(places):
+        if host != places[0][0]:
+            raise UnsupportedError(f"{op}: rank {rank} is on another host than rank 0, wanted ranks of one host")
+    exchange.agree(f"{op}: release", env.VERSION)
+    exchange.agree(f"{op}: device", device.type)
+    exchange.agree(f"{op}: bytes of the largest input", slot_bytes)
+    return sum(gpu == places[exchange.rank][1] for _, gpu in places)
+
+
+def _load(device: torch.device, dtype: torch.dtype, ranks: int) -> Library | None:
+    """Load the module and, on a GPU, all kernels that calls may use."""
+    spec = gen_allreduce_module(device.type)
+    needs = {"dtype": (str(dtype).removeprefix("torch."),)}
+    modules.load(spec, needs)
+    if device.type == "cpu":
+        return None
+    artifact = modules.loaded(spec, needs)
+    assert artifact is not None
+    library = Library(str(artifact.path))
+    with torch.cuda.device(device):
+        library("load_kernels", ranks)
+    return library
+
+
+def _prove(exchange: Exchange, memory: SharedMemory) -> None:
+    """Check that what each rank writes to a peer's memory arrives there, and leave the memory empty.
+
+    Raises:
+        GroupError: it does not. The text names both ranks.
+    """
+    size, rank = exchange.size, exchange.rank
+
+    def place(sender: int) -> int:
+        return sender * 16  # a header of slot 0
+
+    def write() -> None:
+        for peer in range(size):
+            memory.write(memory.addresses[peer] + place(rank), bytes([rank + 1, peer + 1] * 8))
+
+    def compare() -> None:
+        for sender in range(size):
+            if memory.read(memory.addresses[rank] + place(sender), 16) != bytes([sender + 1, rank + 1] * 8):
+                raise GroupError(f"rank {rank} does not see what rank {sender} writes to its memory", (rank, sender))
+
+    exchange.vote(write)
+    exchange.vote(compare)
+    exchange.vote(lambda: memory.write(memory.addresses[rank], b"\xff" * HEADER_BYTES))
+
+
+def _call_text(words: list[int]) -> str:
+    _, rows, row_bytes, kind = words
+    dtypes: dict[int, str] = {1: "float32", 2: "float16", 3: "bfloat16"}  # DType of common/dtype.h
+    fusion = "residual and norm" if kind & 0x100 else "the sum only"
+    return f"{rows} rows of {row_bytes} bytes, {dtypes.get(kind & 0xFF, '?')}, {fusion}"

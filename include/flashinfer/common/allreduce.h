@@ -1,0 +1,105 @@
+// All-reduce over memory that the ranks of a group share: layout, protocol, and parameters of the kernels.
+//
+// Each rank has an inbox that its peers write. Each 32-bit word of it is either empty or data, so a word is its
+// own flag: a sender stores words in any order, and the reader polls a word until it is data, then stores empty
+// back. Empty is a NaN in float32 and in both halves of float16 and bfloat16. A sender replaces a payload word
+// of these bits by another NaN, so no number changes.
+//
+// A call uses slot `epoch % 2`. Two slots suffice: a peer writes slot e again in call e + 2, after it has all
+// words that this rank sent in call e + 1, which follow this rank's reads and clears of call e. A fence before
+// the first store of a call and one after its last read order the clear before the peer's store.
+#pragma once
+
+#include <flashinfer/common/dtype.h>
+#include <flashinfer/common/rows.h>
+
+namespace flashinfer {
+
+constexpr int kMaxRanks = 16;
+constexpr int kSlots = 2;
+constexpr int kEpochWords = 1056;   // eight CTAs on each of 132 multiprocessors: the largest grid
+constexpr int64_t kPartBytes = 16;  // rows are padded to it
+constexpr uint32_t kEmpty = 0xffffffffu;
+constexpr uint32_t kReplacement = 0xffff7fffu;  // of a payload word that equals kEmpty
+
+enum class CommError : uint32_t { kNone, kLate, kMismatch, kAborted, kConcurrent };
+
+// Memory of one rank that only its own kernels access.
+struct CommState {
+  uint32_t epoch[kEpochWords];  // number of the next call, equal in all words between two calls
+  uint32_t failed;              // CommError
+};
+
+// Properties of a call that must be equal on all ranks.
+struct CallHeader {
+  uint32_t call, rows, row_bytes, kind;
+};
+
+// Memory of the host that kernels access too. `error` is written last.
+struct CommReport {
+  uint32_t error, rank, call;
+  CallHeader theirs, ours;
+  uint32_t abort;  // written by the host: running and later waits end
+};
+
+// The group as a call sees it.
+struct CommGroup {
+  CommState* state;
+  CommReport* report;
+  int rank, ranks, num_sms;
+  int64_t slot_bytes;  // of one sender in one slot
+  uint64_t timeout_ns;
+  uint8_t* inbox[kMaxRanks];  // by rank, as this rank addresses them
+};
+
+// s = sum of `input` over the ranks, in float32 in the order of ranks, rounded to the element type. With
+// `weight`: r = s + residual_in, norm_out = r / sqrt(mean(r^2) + eps) * (weight + weight_bias).
+struct AllReduceParams {
+  CommGroup group;
+  const void* input;
+  const void* residual_in;
+  const void* weight;  // null: the sum only
+  void* out;           // s, null if unwanted
+  void* residual_out;  // r
+  void* norm_out;
+  int64_t rows, hidden;
+  uint32_t row_bytes, kind;  // for the header: kind_of()
+  double eps;
+  float weight_bias;
+  DType dtype;
+};
+
+inline uint32_t kind_of(DType dtype, bool with_norm) {
+  return static_cast<uint32_t>(dtype) | (with_norm ? 0x100u : 0u);
+}
+
+// --- layout of an inbox: headers of both slots, then both slots, each with one area per peer ---
+
+constexpr int64_t kHeaderBytes = kSlots * kMaxRanks * static_cast<int64_t>(sizeof(CallHeader));
+
+FLASHINFER_HD uint8_t* header_of(const CommGroup& group, int reader, int sender, uint32_t epoch) {
+  return group.inbox[reader] + (epoch % kSlots * kMaxRanks + sender) * sizeof(CallHeader);
+}
+
+FLASHINFER_HD uint8_t* area_of(const CommGroup& group, int reader, int sender, uint32_t epoch) {
+  const int place = sender < reader ? sender : sender - 1;
+  return group.inbox[reader] + kHeaderBytes +
+         (static_cast<int64_t>(epoch % kSlots) * (group.ranks - 1) + place) * group.slot_bytes;
+}
+
+FLASHINFER_HD int64_t padded(int64_t bytes) { return (bytes + kPartBytes - 1) / kPartBytes * kPartBytes; }
+
+FLASHINFER_HD uint32_t as_data(uint32_t word) { return word == kEmpty ? kReplacement : word; }
+
+FLASHINFER_HD CallHeader header_of(const AllReduceParams& p, uint32_t epoch) {
+  return {epoch & 0x7fffffffu, static_cast<uint32_t>(p.rows), p.row_bytes, p.kind};
+}
+
+FLASHINFER_HD bool is_same(const CallHeader& a, const CallHeader& b) {
+  return a.call == b.call && a.rows == b.rows && a.row_bytes == b.row_bytes && a.kind == b.kind;
+}
+
+struct Launch;
+void allreduce(const AllReduceParams& params, const Launch& launch);
+
+}  // namespace flashinfer

@@ -1,0 +1,206 @@
+// All-reduce on the CPU between processes that share memory; equations and protocol in common/allreduce.h.
+#pragma once
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <flashinfer/common/allreduce.h>
+#include <flashinfer/cpu/norm.h>
+#include <flashinfer/cpu/parallel.h>
+#include <flashinfer/cpu/simd/lanes.h>
+#include <flashinfer/cpu/simd/vec.h>
+
+namespace flashinfer::cpu {
+
+// One call of this rank: its number, and the waits of all threads.
+class OneShot {
+ public:
+  explicit OneShot(const AllReduceParams& p)
+      : p_(p),
+        group_(p.group),
+        epoch_(__atomic_load_n(group_.state->epoch, __ATOMIC_RELAXED)),
+        deadline_(now() + group_.timeout_ns) {}
+
+  bool failed() const { return __atomic_load_n(&group_.state->failed, __ATOMIC_RELAXED) != 0; }
+
+  void send_headers() const {
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+    const CallHeader header = header_of(p_, epoch_);
+    for (int peer = 0; peer < group_.ranks; ++peer)
+      if (peer != group_.rank && !failed())
+        send(header_of(group_, peer, group_.rank, epoch_), reinterpret_cast<const uint8_t*>(&header), sizeof(header));
+  }
+
+  // Pushes the row to all peers, from the next rank on.
+  void send_row(int64_t row, const uint8_t* data, int64_t bytes) const {
+    for (int d = 1; d < group_.ranks && !failed(); ++d) {
+      const int peer = (group_.rank + d) % group_.ranks;
+      send(area_of(group_, peer, group_.rank, epoch_) + row * padded(bytes), data, bytes);
+    }
+  }
+
+  // Takes the row of `sender` out of the inbox. Its words are NaN after an error.
+  void take_row(int64_t row, int sender, uint8_t* to, int64_t bytes) const {
+    take(area_of(group_, group_.rank, sender, epoch_) + row * padded(bytes), sender, to, bytes);
+  }
+
+  // Copies this rank's own row with the bits that its peers receive.
+  static void copy_row(uint8_t* to, const uint8_t* data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 4) {
+      const uint32_t word = word_at(data, at, bytes);
+      std::memcpy(to + at, &word, bytes - at < 4 ? bytes - at : 4);
+    }
+  }
+
+  // Compares the calls of all ranks, and ends this one.
+  void finish() const {
+    for (int sender = 0; sender < group_.ranks; ++sender) {
+      if (sender == group_.rank) continue;
+      CallHeader theirs{};
+      take(header_of(group_, group_.rank, sender, epoch_), sender, reinterpret_cast<uint8_t*>(&theirs), sizeof(theirs));
+      if (!failed() && !is_same(theirs, header_of(p_, epoch_))) report(CommError::kMismatch, sender, theirs);
+    }
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+    uint32_t expected = epoch_;
+    if (!__atomic_compare_exchange_n(group_.state->epoch, &expected, epoch_ + 1, false, __ATOMIC_RELAXED,
+                                     __ATOMIC_RELAXED))
+      report(CommError::kConcurrent, group_.rank, {});
+  }
+
+ private:
+  static constexpr int kSpinsPerYield = 64, kSpinsPerCheck = 1024, kSpinsAwake = 8192;
+
+  // Lets other threads run. A long wait sleeps: the rank that is late may need this CPU.
+  static void yield(int64_t spin) {
+    if (spin < kSpinsAwake) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+  static uint64_t now() {
+    using std::chrono::steady_clock;
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();
+  }
+
+  // Returns the word at a byte of a row, padded with zeros at the row's end, as it is sent.
+  static uint32_t word_at(const uint8_t* data, int64_t at, int64_t bytes) {
+    uint32_t word = 0;
+    std::memcpy(&word, data + at, bytes - at < 4 ? bytes - at : 4);
+    return as_data(word);
+  }
+
+  static void send(uint8_t* to, const uint8_t* data, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += 4)
+      __atomic_store_n(reinterpret_cast<uint32_t*>(to + at), word_at(data, at, bytes), __ATOMIC_RELAXED);
+  }
+
+  void take(uint8_t* from, int sender, uint8_t* to, int64_t bytes) const {
+    for (int64_t at = 0; at < bytes; at += 4) {
+      auto* place = reinterpret_cast<uint32_t*>(from + at);
+      uint32_t word = __atomic_load_n(place, __ATOMIC_RELAXED);
+      for (int64_t spin = 1; word == kEmpty; ++spin) {
+        if (spin % kSpinsPerYield == 0) yield(spin);
+        if (spin % kSpinsPerCheck == 0 && must_stop(sender)) break;
+        word = __atomic_load_n(place, __ATOMIC_RELAXED);
+      }
+      if (word != kEmpty) __atomic_store_n(place, kEmpty, __ATOMIC_RELAXED);
+      if (failed()) word = kEmpty;
+      std::memcpy(to + at, &word, bytes - at < 4 ? bytes - at : 4);
+    }
+  }
+
+  // Returns true if a wait for `sender` must end.
+  bool must_stop(int sender) const {
+    if (failed()) return true;
+    CallHeader theirs{};
+    const auto* words = reinterpret_cast<const uint32_t*>(header_of(group_, group_.rank, sender, epoch_));
+    auto* to = reinterpret_cast<uint32_t*>(&theirs);
+    bool arrived = true;
+    for (int i = 0; i < 4; ++i) arrived = (to[i] = __atomic_load_n(words + i, __ATOMIC_RELAXED)) != kEmpty && arrived;
+    CommError error = CommError::kNone;
+    if (arrived && !is_same(theirs, header_of(p_, epoch_))) {
+      error = CommError::kMismatch;
+    } else if (__atomic_load_n(&group_.report->abort, __ATOMIC_RELAXED) != 0) {
+      error = CommError::kAborted;
+    } else if (now() > deadline_) {
+      error = CommError::kLate;
+    }
+    if (error == CommError::kNone) return false;
+    report(error, sender, theirs);
+    return true;
+  }
+
+  // Records the first error of the workspace.
+  void report(CommError error, int rank, const CallHeader& theirs) const {
+    uint32_t none = 0;
+    if (!__atomic_compare_exchange_n(&group_.state->failed, &none, static_cast<uint32_t>(error), false,
+                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return;
+    CommReport& report = *group_.report;
+    report.rank = rank, report.call = epoch_, report.theirs = theirs, report.ours = header_of(p_, epoch_);
+    __atomic_store_n(&report.error, static_cast<uint32_t>(error), __ATOMIC_RELEASE);
+  }
+
+  const AllReduceParams& p_;
+  const CommGroup& group_;
+  const uint32_t epoch_;
+  const uint64_t deadline_;
+};
+
+// Pushes all rows, then adds the parts of each row in the order of ranks. `residual_out` and `norm_out` may be
+// `input` or `residual_in`: they are written after all ranks' parts are in `sums`.
+template <typename T>
+void one_shot(const AllReduceParams& p) {
+  const OneShot call(p);
+  const int64_t n = p.hidden, bytes = n * static_cast<int64_t>(sizeof(T));
+  const auto* input = static_cast<const uint8_t*>(p.input);
+  call.send_headers();
+  parallel_rows(p.rows, bytes * p.group.ranks, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) call.send_row(row, input + row * bytes, bytes);
+  });
+  std::vector<T> sums(p.out ? 0 : p.rows * n);
+  T* out = p.out ? static_cast<T*>(p.out) : sums.data();
+  parallel_rows(p.rows, bytes * p.group.ranks, [&](int64_t first, int64_t last) {
+    std::vector<T> part(n);
+    std::vector<float> sum(n);
+    auto* taken = reinterpret_cast<uint8_t*>(part.data());
+    for (int64_t row = first; row < last; ++row) {
+      for (int sender = 0; sender < p.group.ranks; ++sender) {
+        if (sender == p.group.rank) {
+          OneShot::copy_row(taken, input + row * bytes, bytes);
+        } else {
+          call.take_row(row, sender, taken, bytes);
+        }
+        for_lanes(n, [&](int64_t i, int count) {
+          const vfloat x = load(part.data() + i, count);
+          store(&sum[i], sender == 0 ? x : load(&sum[i], count) + x, count);
+        });
+      }
+      for_lanes(n, [&](int64_t i, int count) { store(out + row * n + i, load(&sum[i], count), count); });
+    }
+  });
+  call.finish();
+  if (p.weight == nullptr) return;
+  if (p.residual_out != p.residual_in) std::memcpy(p.residual_out, p.residual_in, p.rows * bytes);
+  const Rows rows{p.rows < 1 ? 1 : p.rows, 1, 0, 0, n};
+  rms_norm<T>(RmsNormParams{.input = out,
+                            .residual = p.residual_out,
+                            .weight = p.weight,
+                            .output = p.norm_out,
+                            .input_rows = rows,
+                            .residual_rows = rows,
+                            .output_rows = rows,
+                            .num_rows = p.rows,
+                            .hidden_size = n,
+                            .eps = {p.eps, nullptr},
+                            .weight_offset = p.weight_bias,
+                            .dtype = p.dtype});
+}
+
+}  // namespace flashinfer::cpu

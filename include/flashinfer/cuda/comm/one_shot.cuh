@@ -1,0 +1,321 @@
+// One-shot all-reduce on CUDA, with residual and RMSNorm on request; equations and protocol in common/allreduce.h.
+//
+// Each rank pushes its rows to all peers and adds the parts in the order of ranks. A CTA never waits for another
+// CTA of its own rank except for those of its cluster, and all CTAs are resident, so ranks may have different
+// grids. A row of the norm belongs to a cluster, with one vector per thread, so the form of the sum of squares
+// depends on the row's size only: a row has the same bits in every batch.
+#pragma once
+
+#include <atomic>
+
+#include <flashinfer/common/allreduce.h>
+#include <flashinfer/common/dispatch.h>
+#include <flashinfer/cuda/comm/words.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/norm.cuh>
+#include <flashinfer/cuda/ptx/cluster.cuh>
+#include <flashinfer/cuda/ptx/policy.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kCommThreads = 512;   // of an SM at most, so that a GEMM or NCCL fits next to them
+constexpr int kPieceThreads = 128;  // one row in four CTAs took 2.67 us, in one CTA 3.26 us (two H100)
+constexpr int kMaxCluster = 8;
+constexpr int kLoadsInFlight = 4;  // parts that a thread loads before it tests the first
+
+template <typename T>
+constexpr int kPartElements = kPartBytes / sizeof(T);
+template <typename T>
+using Part = Vec<T, kPartElements<T>>;
+
+// Parameters of the kernel, with the addresses of slot 0 that it would otherwise compute in each thread.
+struct OneShotParams : AllReduceParams {
+  uint8_t* send[kMaxRanks];     // by distance: this rank's area of the inbox of rank (rank + distance) % ranks
+  uint8_t* receive[kMaxRanks];  // by rank: its area of this rank's inbox
+  uint32_t slot_parts;          // from slot 0 to slot 1
+  uint32_t row_parts;           // of a row with the norm, else of all rows as one
+  uint32_t pieces;
+};
+
+// Place of a thread's part: among the inbox's parts, and in its row.
+struct Place {
+  uint32_t row, in_row, index;
+};
+
+// Loads a part. Elements after the row's end are 0. If not kAligned, rows begin at any element.
+template <bool kAligned, typename T>
+__device__ __forceinline__ Part<T> load_part(const void* from, const Place& at, int64_t row_elements) {
+  constexpr int kN = kPartElements<T>;
+  if constexpr (kAligned) return load_vec<T, kN>(static_cast<const T*>(from) + int64_t{at.index} * kN);
+  const T* row = static_cast<const T*>(from) + at.row * row_elements;
+  Part<T> part;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const int64_t column = int64_t{at.in_row} * kN + j;
+    part.at[j] = column < row_elements ? row[column] : from_float<T>(0.0f);
+  }
+  return part;
+}
+
+template <bool kAligned, typename T>
+__device__ __forceinline__ void store_part(void* to, const Place& at, int64_t row_elements, const Part<T>& part) {
+  constexpr int kN = kPartElements<T>;
+  if constexpr (kAligned) return store_vec(static_cast<T*>(to) + int64_t{at.index} * kN, part);
+  T* row = static_cast<T*>(to) + at.row * row_elements;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const int64_t column = int64_t{at.in_row} * kN + j;
+    if (column < row_elements) row[column] = part.at[j];
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ Part<T> part_of(const uint4& words) {
+  Part<T> part;
+  memcpy(&part, &words, sizeof(part));
+  return part;
+}
+
+// Returns the sum over all threads of the cluster, in a fixed order. `partial` has two rows of 16: two sums in
+// succession use different ones, so a CTA that is ahead overwrites nothing that is still read.
+__device__ __forceinline__ float cluster_sum(float value, float (*partial)[16], int& turn) {
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+  float* own = partial[turn];
+  turn ^= 1;
+  value = lanes_sum<32>(value);
+  if (lane == 0) own[threadIdx.x / 32] = value;
+  __syncwarp();
+  ptx::cluster_sync();
+  const int all = warps * ptx::cluster_size();
+  value = 0;
+  for (int i = lane; i < all; i += 32)
+    value += __uint_as_float(ptx::load_of_rank(ptx::of_rank(own + i % warps, i / warps)));
+  return lanes_sum<32>(value);
+}
+
+// kRanks: number of ranks, or 0 for any. kVecs: parts of a thread in a piece. A piece is a row with the norm, else
+// blockDim.x parts of all rows as one.
+template <typename T, int kRanks, int kVecs, bool kNorm, bool kAligned>
+__global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
+    one_shot_kernel(const __grid_constant__ OneShotParams p) {
+  constexpr int kN = kPartElements<T>;
+  constexpr bool kAhead = kVecs == 1;  // registers hold the next piece, and what the norm reads before the wait
+  __shared__ float partial[2][16];
+  const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
+  const uint32_t cluster = kNorm ? ptx::cluster_size() : 1;
+  const int64_t row_elements = kNorm ? p.hidden : p.rows * p.hidden;
+
+  const auto place_of = [&](uint32_t piece, int i) {
+    const uint32_t row = kNorm ? piece : 0;
+    const uint32_t in_row = (kNorm ? i * cluster + ptx::cluster_rank() : piece) * blockDim.x + threadIdx.x;
+    return Place{row, in_row, row * p.row_parts + in_row};
+  };
+  if constexpr (kNorm) {
+    const Place at = place_of(0, 0);
+    if (at.in_row < p.row_parts) ptx::prefetch_l2(static_cast<const T*>(p.weight) + at.in_row * kN);
+  }
+  wait_for_inputs();
+  let_next_start();
+  const uint32_t epoch = p.group.state->epoch[blockIdx.x];
+  bool failed = p.group.state->failed != 0u;
+  const bool sends = !failed;
+  const uint32_t slot = epoch % kSlots * p.slot_parts;
+  ptx::fence_sys();
+  if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends)
+    ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
+
+  // Sends a piece and returns it. Peers are visited from the next rank on, so that senders share the links.
+  const auto push = [&](uint32_t piece, uint4(&own)[kVecs]) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const Place at = place_of(piece, i);
+      if (at.in_row >= p.row_parts) continue;
+      own[i] = as_data(raw_of(load_part<kAligned, T>(p.input, at, row_elements)));
+      const int64_t offset = int64_t{slot + at.index} * kPartBytes;
+#pragma unroll
+      for (int distance = 1; distance < ranks; ++distance)
+        if (sends) ptx::store_relaxed_sys(p.send[distance] + offset, own[i]);
+    }
+  };
+
+  // Returns the rounded sum of a part over the ranks.
+  const auto gather = [&](const Place& at, const uint4& own) {
+    constexpr int kBatch = kRanks == 0 ? 1 : kRanks < kLoadsInFlight ? kRanks : kLoadsInFlight;
+    const int64_t offset = int64_t{slot + at.index} * kPartBytes;
+    float sum[kN];
+#pragma unroll
+    for (int first = 0; first < ranks; first += kBatch) {
+      uint4 words[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k)
+        words[k] = first + k == rank ? own : ptx::load4_relaxed_sys(p.receive[first + k] + offset);
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int sender = first + k;
+        if (sender != rank) words[k] = take(p, words[k], p.receive[sender] + offset, sender, epoch, failed);
+        float values[kN];
+        part_of<T>(words[k]).to_floats(values);
+#pragma unroll
+        for (int j = 0; j < kN; ++j) sum[j] = sender == 0 ? values[j] : sum[j] + values[j];
+      }
+    }
+    return Part<T>::from_floats(sum);
+  };
+
+  const uint32_t step = gridDim.x / cluster;
+  uint4 own[kVecs], next[kVecs];
+  int turn = 0;
+  uint32_t piece = blockIdx.x / cluster;
+  if (piece < p.pieces) push(piece, own);
+  for (; piece < p.pieces; piece += step) {
+    const bool more = piece + step < p.pieces;
+    if (kAhead && more) push(piece + step, next);  // one ahead: two or four were slower (two H100)
+    Part<T> residual[kVecs], weight[kVecs];
+    const auto load_weight = [&](int i) {
+      const Place at = place_of(0, i);
+      if (at.in_row < p.row_parts) weight[i] = load_part<kAligned, T>(p.weight, at, row_elements);
+    };
+    const auto load_residual = [&](int i) {
+      const Place at = place_of(piece, i);
+      if (at.in_row < p.row_parts) residual[i] = load_part<kAligned, T>(p.residual_in, at, row_elements);
+    };
+    if constexpr (kNorm && kAhead) load_residual(0);
+    float values[kVecs][kN];
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const Place at = place_of(piece, i);
+      if (at.in_row >= p.row_parts) continue;
+      if constexpr (kNorm && !kAhead) load_residual(i);
+      const Part<T> sum = gather(at, own[i]);
+      if (!kNorm || p.out) store_part<kAligned, T>(p.out, at, row_elements, sum);
+      if constexpr (kNorm) {
+        float other[kN];
+        sum.to_floats(values[i]);
+        residual[i].to_floats(other);
+#pragma unroll
+        for (int j = 0; j < kN; ++j) values[i][j] += other[j], squares += values[i][j] * values[i][j];
+        store_part<kAligned, T>(p.residual_out, at, row_elements, Part<T>::from_floats(values[i]));
+      }
+    }
+    if constexpr (kNorm) {
+      if constexpr (kAhead) load_weight(0);  // its latency hides in the sum's
+      const ScaleOf<T> scale = inverse_root<T>(cluster_sum(squares, partial, turn), p.hidden, Scalar{p.eps, nullptr});
+#pragma unroll
+      for (int i = 0; i < kVecs; ++i) {
+        const Place at = place_of(piece, i);
+        if (at.in_row >= p.row_parts) continue;
+        if constexpr (!kAhead) load_weight(i);
+        float factor[kN];
+        weight[i].to_floats(factor);
+#pragma unroll
+        for (int j = 0; j < kN; ++j) factor[j] = values[i][j] * scale * (factor[j] + ScaleOf<T>(p.weight_bias));
+        store_part<kAligned, T>(p.norm_out, at, row_elements, Part<T>::from_floats(factor));
+      }
+    }
+    if constexpr (kAhead) {
+      own[0] = next[0];
+    } else if (more) {
+      push(piece + step, own);
+    }
+  }
+
+  if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank) {
+    const int sender = threadIdx.x;
+    uint8_t* from = header_of(p.group, rank, sender, epoch);
+    const uint4 theirs = take(p, ptx::load4_relaxed_sys(from), from, sender, epoch, failed);
+    if (has_arrived(theirs) && !is_same(header_in(theirs), header_of(p, epoch)))
+      report_error(p, CommError::kMismatch, sender, epoch, theirs);
+  }
+  ptx::fence_sys();
+  __syncthreads();
+  // Every call advances all words, so a later call finds them equal whatever its grid is.
+  volatile uint32_t* words = p.group.state->epoch;
+  if (threadIdx.x == 0 && words[blockIdx.x] != epoch)
+    report_error(p, CommError::kConcurrent, rank, epoch, empty_words());
+  __syncthreads();
+  for (int k = blockIdx.x + threadIdx.x * gridDim.x; k < kEpochWords; k += blockDim.x * gridDim.x) words[k] = epoch + 1;
+  __syncwarp();
+  if (kNorm && cluster > 1) ptx::cluster_sync();  // a CTA's shared memory must outlive its readers
+}
+
+// Returns the clusters of a kernel that a device holds at one time. The device must be current.
+template <auto kFunction>
+int resident_clusters(int device, int threads, int cluster) {
+  static DeviceTable<std::atomic<int>[4 * (kCommThreads / 32)]> found;
+  int log2 = 0;
+  while (1 << log2 < cluster) ++log2;
+  std::atomic<int>& known = found.at(device)[log2 * (kCommThreads / 32) + threads / 32 - 1];
+  int count = known.load(std::memory_order_relaxed);
+  if (count > 0) return count;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(cluster), config.blockDim = dim3(threads);
+  config.attrs = &attribute, config.numAttrs = 1;
+  if (cluster > 1) {
+    check(cudaOccupancyMaxActiveClusters(&count, kFunction, &config), "cudaOccupancyMaxActiveClusters");
+  } else {
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kFunction, threads, 0),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    count *= device_info(device).num_sms;
+  }
+  if (count < 1) throw std::runtime_error("allreduce: this device holds no CTA of the kernel");
+  known.store(count, std::memory_order_relaxed);
+  return count;
+}
+
+template <auto kFunction>
+void launch_resident(const OneShotParams& p, int threads, int cluster, const Launch& where) {
+  int64_t count = p.group.num_sms * (kCommThreads / threads) / cluster;
+  const int resident = resident_clusters<kFunction>(where.device, threads, cluster);
+  if (count > resident) count = resident;
+  if (count > kEpochWords / cluster) count = kEpochWords / cluster;
+  if (count > p.pieces) count = p.pieces;
+  if (count < 1) count = 1;  // an empty call still compares headers
+  launch_with(kFunction, dim3(count * cluster), dim3(threads), 0, cluster, where, p);
+}
+
+inline OneShotParams with_addresses(const AllReduceParams& p) {
+  const CommGroup& group = p.group;
+  OneShotParams result{};
+  static_cast<AllReduceParams&>(result) = p;
+  for (int i = 0; i < group.ranks; ++i) {
+    if (i > 0) result.send[i] = area_of(group, (group.rank + i) % group.ranks, group.rank, 0);
+    if (i != group.rank) result.receive[i] = area_of(group, group.rank, i, 0);
+  }
+  result.slot_parts = static_cast<uint32_t>((group.ranks - 1) * (group.slot_bytes / kPartBytes));
+  return result;
+}
+
+template <typename T, int kRanks, bool kAligned>
+void one_shot(const AllReduceParams& params, const Launch& where) {
+  constexpr int kN = kPartElements<T>, kVecs = 2 * sizeof(T);
+  OneShotParams p = with_addresses(params);
+  if (p.weight == nullptr) {
+    p.row_parts = static_cast<uint32_t>((p.rows * p.hidden + kN - 1) / kN);
+    p.pieces = (p.row_parts + kPieceThreads - 1) / kPieceThreads;
+    return launch_resident<one_shot_kernel<T, kRanks, 1, false, kAligned>>(p, kPieceThreads, 1, where);
+  }
+  const int parts = static_cast<int>((p.hidden + kN - 1) / kN);
+  p.row_parts = parts, p.pieces = static_cast<uint32_t>(p.rows);
+  if (device_info(where.device).major >= 9) {
+    int cluster = 1;
+    while (cluster < kMaxCluster && parts > cluster * kPieceThreads) cluster *= 2;
+    const int threads = ((parts + cluster - 1) / cluster + 31) / 32 * 32;
+    if (threads <= kCommThreads)
+      return launch_resident<one_shot_kernel<T, kRanks, 1, true, kAligned>>(p, threads, cluster, where);
+  }
+  // Without clusters, a CTA holds a row of at most 16384 elements.
+  const int threads = ((parts + kVecs - 1) / kVecs + 31) / 32 * 32;
+  if (threads > kCommThreads)
+    throw_value_error("allreduce_fusion: input: got " + std::to_string(p.hidden) + " columns, wanted at most " +
+                      std::to_string(kVecs * kCommThreads * kN) + " on this GPU");
+  launch_resident<one_shot_kernel<T, 0, kVecs, true, false>>(p, threads, 1, where);
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,54 @@
+"""Calls of the all-reduce on a group of one rank, and its oracle."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from flashinfer.comm.workspace import TRTLLMAllReduceFusionWorkspace
+
+from ..support.cases import Cases, randn
+
+EPS = 1e-5
+
+
+@cache
+def one_rank(device: str) -> TRTLLMAllReduceFusionWorkspace:
+    return TRTLLMAllReduceFusionWorkspace(1, 0, 8, 64, torch.float32, device=device)
+
+
+def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    x, w = randn(6, 64, device=device), randn(64, device=device)
+    workspace = one_rank(device)
+    last = (workspace._order, workspace._table, EPS, 0.5, None)
+    fused = (x, x.clone(), w, None, torch.empty_like(x), torch.empty_like(x), *last)
+    return {"allreduce": [(x, None, None, torch.empty_like(x), None, None, *last), fused]}
+
+
+CASES = Cases(operators)
+
+
+def summed(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return the sum in float32 in the order of ranks, rounded once."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total.to(parts[0].dtype)
+
+
+def normed(total: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: float) -> torch.Tensor:
+    """Return the norm of ``total + residual`` in float64. The sum is that of float32."""
+    x = (total.float() + residual.float()).double()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * (weight.double() + bias)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.int32 if x.itemsize == 4 else torch.int16)
+
+
+def assert_same_bits(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Check bits, where any NaN equals any other."""
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(bits(got)[~want.isnan()], bits(want)[~want.isnan()])

@@ -1,0 +1,112 @@
+"""Ranks of a group as threads of one process: on the CPU, or as streams of one GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from flashinfer.comm.mnnvl import CommBackend
+from flashinfer.comm.workspace import TRTLLMAllReduceFusionWorkspace as Workspace
+
+
+class Meeting:
+    """The exchange of objects between threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.values = size, [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+
+class ThreadBackend(CommBackend):
+    """Exchange of objects between threads. No two of them share a value that one has changed."""
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank = meeting, rank
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return self.meeting.size
+
+    def allgather(self, data: Any) -> list[Any]:
+        self.meeting.values[self.rank] = data
+        self.meeting.barrier.wait()
+        values = list(self.meeting.values)
+        self.meeting.barrier.wait()
+        return values
+
+    def Split(self, color: int, key: int) -> CommBackend:
+        raise NotImplementedError
+
+
+def on_threads(size: int, body: Callable[[int], Any]) -> list[Any]:
+    """Return ``body(rank)`` of each rank, or the exception that it raised."""
+    results: list[Any] = [None] * size
+
+    def call(rank: int) -> None:
+        try:
+            results[rank] = body(rank)
+        except Exception as err:
+            results[rank] = err
+
+    threads = [threading.Thread(target=call, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
+
+
+class Group:
+    """A group of threads with a workspace each.
+
+    ``run(body)`` calls ``body(rank, workspace)`` on every rank, on a stream of its own, and returns the results. On
+    a GPU the body only launches: a first use of another kernel could wait for the ranks' running kernels.
+    """
+
+    def __init__(self, size: int, tokens: int, hidden: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        self.size, self.device, meeting = size, device, Meeting(size)
+        self.streams = [torch.cuda.Stream() for _ in range(size)] if device == "cuda" else []
+        made = on_threads(
+            size,
+            lambda rank: Workspace(
+                size, rank, tokens, hidden, dtype, ThreadBackend(meeting, rank), device=torch.device(device)
+            ),
+        )
+        for one in made:
+            if isinstance(one, Exception):
+                raise one
+        self.workspaces: list[Workspace] = made
+
+    def outcomes(self, body: Callable[[int, Workspace], Any]) -> list[Any]:
+        """Return results, or exceptions that were raised."""
+
+        def call(rank: int) -> Any:
+            with torch.cuda.stream(self.streams[rank]) if self.streams else nullcontext():
+                result = body(rank, self.workspaces[rank])
+                if self.streams:
+                    self.streams[rank].synchronize()
+            self.workspaces[rank].check()
+            return result
+
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return on_threads(self.size, call)
+
+    def run(self, body: Callable[[int, Workspace], Any]) -> list[Any]:
+        """Return results, and raise the first exception."""
+        results = self.outcomes(body)
+        for one in results:
+            if isinstance(one, Exception):
+                raise one
+        return results
+
+    def destroy(self) -> None:
+        for one in self.workspaces:
+            one.destroy()

@@ -1,0 +1,326 @@
+"""All-reduce of ranks that are threads: values, bits, aliases, and arguments that are refused."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from flashinfer.comm.allreduce import allreduce_fusion
+from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
+from flashinfer.errors import GradientError, UnsupportedError
+
+from ..conftest import DTYPES
+from .cases import EPS, assert_same_bits, normed, one_rank, summed
+from .ranks import Group
+
+SUM, NORM = Pattern.kAllReduce, Pattern.kARResidualRMSNorm
+# Sizes that fill vectors, warps and CTAs, that do not, and rows that begin at any element.
+SHAPES = [(1, 4096), (3, 7168), (133, 16), (31, 2880), (1, 1), (2, 7), (5, 4097), (132, 8), (2, 16384), (0, 64)]
+MORE = [(1000, 4096), (133, 8192), (132, 7168), (1000, 8), (31, 16384), (2, 4097)]
+
+
+def drawn(size: int, tokens: int, hidden: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+    return [torch.randn(tokens, hidden, device=device).to(dtype) for _ in range(size)]
+
+
+def filled(like: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(like, 77)
+
+
+def ranks_of(device: str) -> list[int]:
+    return [2, 3, 4, 6, 8] if device == "cuda" else [2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sum_and_norm(dtype, device, make_group):
+    """Every rank gets the bits of the float32 sum in the order of ranks, with and without the norm."""
+    shapes = SHAPES + MORE if device == "cuda" else SHAPES
+    for size in ranks_of(device):
+        group = make_group(size, 1, max(t * (h + 8) for t, h in shapes), dtype)
+        for tokens, hidden in random.sample(shapes, len(shapes) if device == "cuda" else 5):
+            check_shape(group, drawn(size, tokens, hidden, dtype, device))
+
+
+def check_shape(group: Group, parts: list[torch.Tensor]) -> None:
+    """Check the sum, and the norm with all of its outputs, of one input on each rank."""
+    dtype, hidden = parts[0].dtype, parts[0].shape[1]
+    residual, weight = torch.randn_like(parts[0]), torch.randn(hidden, device=parts[0].device).to(dtype)
+    bias, pdl = random.choice([0.0, 1.0]), random.random() < 0.5
+    sums, more, residuals, norms = ([filled(x) for x in parts] for _ in range(4))
+
+    def body(rank: int, workspace: Any) -> None:
+        x = parts[rank]
+        assert allreduce_fusion(x, workspace, SUM, pdl, output=sums[rank]) is sums[rank]
+        result = allreduce_fusion(
+            x, workspace, NORM, pdl, output=more[rank], residual_out=residuals[rank], norm_out=norms[rank],
+            residual_in=residual, rms_gamma=weight, rms_eps=EPS, weight_bias=bias,
+        )  # fmt: skip
+        assert result is norms[rank]
+
+    kept = [x.clone() for x in [*parts, residual, weight]]
+    group.run(body)
+    assert all(torch.equal(x, y) for x, y in zip([*parts, residual, weight], kept, strict=True))
+    total = summed(parts)
+    for rank in range(group.size):
+        assert_same_bits(sums[rank], total)
+        assert_same_bits(more[rank], total)
+        assert_same_bits(residuals[rank], (total.float() + residual.float()).to(dtype))
+        assert_same_bits(norms[rank], norms[0])
+    bound = {torch.float32: 2e-6, torch.float16: 1.1e-3, torch.bfloat16: 8e-3}[dtype]
+    torch.testing.assert_close(norms[0].double(), normed(total, residual, weight, bias), rtol=bound, atol=bound / 100)
+
+
+def test_a_row_has_the_same_bits_in_every_batch(device, make_group):
+    """Alone, in a batch, and on a group of one rank that normalises the sum."""
+    dtype, hidden = torch.bfloat16, 7168
+    group = make_group(2, 40, hidden, dtype)
+    parts, weight = drawn(2, 40, hidden, dtype, device), torch.randn(hidden, device=device).to(dtype)
+    residual = torch.randn_like(parts[0])
+    norms = [filled(x) for x in parts]
+    alone = [[filled(x[:1]) for _ in range(40)] for x in parts]
+
+    def call(x: torch.Tensor, workspace: Any, out: torch.Tensor, rows: slice) -> None:
+        allreduce_fusion(x[rows], workspace, NORM, norm_out=out, residual_in=residual[rows], rms_gamma=weight)
+
+    def body(rank: int, workspace: Any) -> None:
+        call(parts[rank], workspace, norms[rank], slice(0, 40))
+        for row in range(40):
+            call(parts[rank], workspace, alone[rank][row], slice(row, row + 1))
+
+    group.run(body)
+    assert_same_bits(torch.cat(alone[1]), norms[0])
+    apart = allreduce_fusion(summed(parts), one_rank(device), NORM, residual_in=residual, rms_gamma=weight)
+    assert_same_bits(apart, norms[0])
+
+
+@pytest.mark.parametrize("alias", ["norm in input, residual in place", "residual in input", "norm in residual"])
+def test_outputs_may_be_inputs(alias, device, make_group):
+    """vLLM writes the norm over the input and the residual in place, or the residual over the input."""
+    dtype, tokens, hidden = torch.float16, 37, 520
+    group = make_group(3, tokens, hidden, dtype)
+    parts, weight = drawn(3, tokens, hidden, dtype, device), torch.randn(hidden, device=device).to(dtype)
+    residual = torch.randn_like(parts[0])
+    total = summed(parts)
+    want = (total.float() + residual.float()).to(dtype)
+    residuals, others = [residual.clone() for _ in parts], [filled(x) for x in parts]
+
+    def outputs(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, r, other = parts[rank], residuals[rank], others[rank]
+        return (r, x) if alias.startswith("norm in input") else (x, other) if "in input" in alias else (other, r)
+
+    def body(rank: int, workspace: Any) -> None:
+        to, norm = outputs(rank)
+        allreduce_fusion(
+            parts[rank], workspace, NORM, residual_out=to, norm_out=norm, residual_in=residuals[rank],
+            rms_gamma=weight, rms_eps=EPS,
+        )  # fmt: skip
+
+    group.run(body)
+    for rank in range(3):
+        to, norm = outputs(rank)
+        assert_same_bits(to, want)
+        torch.testing.assert_close(norm.double(), normed(total, residual, weight, 0), rtol=1.1e-3, atol=1e-5)
+    parts[:] = drawn(3, tokens, hidden, dtype, device)
+    total = summed(parts)
+    group.run(lambda rank, workspace: allreduce_fusion(parts[rank], workspace, SUM, output=parts[rank]))
+    for x in parts:
+        assert_same_bits(x, total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_word_is_sent(dtype, device, make_group):
+    """Numbers that the protocol might take for empty words: NaN of all bits, infinities and zeros of both signs."""
+    group = make_group(2, 4, 64, dtype)
+    parts = drawn(2, 4, 64, dtype, device)
+    whole = torch.int32 if dtype.itemsize == 4 else torch.int16
+    parts[0].view(whole)[0] = -1  # the empty word
+    parts[1].view(whole)[1, ::3] = -1
+    parts[0][2, :8], parts[1][2, 4:12], parts[0][2, 12] = float("inf"), float("-inf"), float("nan")
+    for x in parts:
+        x[3] = -0.0
+    sums = [filled(x) for x in parts]
+    group.run(lambda rank, workspace: allreduce_fusion(parts[rank], workspace, SUM, output=sums[rank]))
+    want = summed(parts)
+    assert want.isnan().any() and want.isinf().any() and torch.signbit(want[3]).all()
+    for x in sums:
+        assert_same_bits(x, want)
+    assert torch.equal(sums[0].view(whole), sums[1].view(whole)), "NaN has other bits on another rank"
+
+
+def test_calls_of_random_shapes(device, make_group):
+    """No call waits for the other ranks' last one. Epochs pass the end of their words."""
+    dtype, count = torch.bfloat16, 400
+    size = 4
+    group = make_group(size, 16, 640, dtype)
+    for workspace in group.workspaces:
+        workspace._state[:-1] = -count // 2  # two's complement: wraps in the middle
+    shapes = [(random.randint(0, 16), random.randint(1, 80) * 8) for _ in range(count)]
+    parts = [drawn(size, tokens, hidden, dtype, device) for tokens, hidden in shapes]
+    sums = [[filled(x) for x in one] for one in parts]
+
+    def body(rank: int, workspace: Any) -> None:
+        for one, out in zip(parts, sums, strict=True):
+            allreduce_fusion(one[rank], workspace, SUM, output=out[rank])
+
+    group.run(body)
+    for one, out in zip(parts, sums, strict=True):
+        for x in out:
+            assert_same_bits(x, summed(one))
+    assert all((workspace._state[:-1] == count // 2)[:1].all() for workspace in group.workspaces)
+
+
+def test_two_groups_at_once(device, make_group):
+    """Workspaces of the same ranks, used in turns, do not share words."""
+    groups = [make_group(2, 9, 264, torch.float32) for _ in range(2)]
+    parts = [drawn(2, 9, 264, torch.float32, device) for _ in range(20)]
+    sums = [[filled(x) for x in one] for one in parts]
+
+    def body(rank: int, _: Any) -> None:
+        for number, one in enumerate(parts):
+            workspace = groups[number % 2].workspaces[rank]
+            allreduce_fusion(one[rank], workspace, SUM, output=sums[number][rank])
+
+    groups[0].run(body)
+    for one, out in zip(parts, sums, strict=True):
+        assert_same_bits(out[1], summed(one))
+
+
+def test_graphs_replay(device, make_group):
+    """Three graphs with other sizes, replayed in turns with eager calls between: the bits of eager calls."""
+    if device != "cuda":
+        pytest.skip("needs a GPU")
+    dtype, shapes = torch.bfloat16, [(1, 4096), (64, 1024), (5, 7168)]
+    group = make_group(4, 64, 2048, dtype)
+    parts = [drawn(4, *shape, dtype, device) for shape in shapes]
+    residuals = [torch.randn_like(one[0]) for one in parts]
+    weights = [torch.randn(hidden, device=device).to(dtype) for _, hidden in shapes]
+    norms, eager = ([[filled(x) for x in one] for one in parts] for _ in range(2))
+    graphs: list[list[Any]] = [[None] * 4 for _ in shapes]
+
+    def call(rank: int, workspace: Any, number: int, out: list[list[torch.Tensor]]) -> None:
+        allreduce_fusion(
+            parts[number][rank], workspace, NORM, True, norm_out=out[number][rank],
+            residual_in=residuals[number], rms_gamma=weights[number],
+        )  # fmt: skip
+
+    for number in range(len(shapes)):  # one capture at a time: torch keeps one pool of a capturing thread
+        for rank in range(4):
+            graphs[number][rank] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[number][rank], stream=group.streams[rank]):
+                for _ in range(3):
+                    call(rank, group.workspaces[rank], number, norms)
+    order = [random.randrange(len(shapes)) for _ in range(100)]
+
+    def body(rank: int, workspace: Any) -> None:
+        for number in order:
+            graphs[number][rank].replay()
+            call(rank, workspace, number, eager)
+
+    group.run(body)
+    for number in set(order):
+        for rank in range(4):
+            assert_same_bits(norms[number][rank], eager[number][0])
+
+
+def test_compiled(device, cold_dynamo):
+    """One graph, in place: the operator's order and its table reach the kernel."""
+    workspace = one_rank(device)
+    x, residual, weight = (torch.randn(6, 64, device=device) for _ in range(3))
+
+    def layer(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        norm = allreduce_fusion(
+            x, workspace, NORM, residual_in=residual, residual_out=residual, rms_gamma=weight[0], rms_eps=EPS
+        )
+        return allreduce_fusion(norm * 2, workspace, SUM)
+
+    kept, before = residual.clone(), int(workspace._state[0])
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    got = compiled(x, residual)
+    assert_same_bits(residual, x + kept)
+    assert_same_bits(got, layer(x, kept))
+    assert int(workspace._state[0]) == before + 4
+
+
+# Arguments
+
+
+def refused(text: str, kind: type[Exception] = ValueError, **change: Any) -> None:
+    device = change.pop("device")
+    x = torch.randn(4, 64, device=device)
+    arguments: dict[str, Any] = dict(
+        input=x, workspace=one_rank(device), pattern=NORM, residual_in=x.clone(), residual_out=filled(x),
+        norm_out=filled(x), rms_gamma=x[0].clone(),
+    )  # fmt: skip
+    arguments |= {name: value(x) if callable(value) else value for name, value in change.items()}
+    with pytest.raises(kind, match=f"^allreduce_fusion: {text}"):
+        allreduce_fusion(**arguments)
+    for name in ("residual_out", "norm_out"):
+        if name not in change:
+            assert (arguments[name] == 77).all(), "something was written"
+
+
+def test_invalid_arguments(device):
+    one, shared = one_rank(device), torch.ones(4, 64, device=device)
+    before = int(one._state[0])
+    for text, change in {
+        "input: got None": dict(input=None),
+        "workspace: got int": dict(workspace=3),
+    }.items():
+        refused(text, TypeError, device=device, **change)
+    for text, change in {
+        "input: got 1 dimensions, wanted 2": dict(input=lambda x: x[0]),
+        "input: is not contiguous": dict(input=lambda x: x.T),
+        "residual_in: got None": dict(residual_in=None),
+        "rms_gamma: got None": dict(rms_gamma=None),
+        r"rms_gamma: got shape \[63\], wanted \[64\]": dict(rms_gamma=lambda x: x[0, :63].clone()),
+        r"norm_out: got shape \[3, 64\]": dict(norm_out=lambda x: x[:3].clone()),
+        r"residual_out: got shape \[4, 32\]": dict(residual_out=lambda x: x[:, :32].clone()),
+        "residual_in: is not contiguous": dict(residual_in=lambda x: torch.cat([x, x], 1)[:, ::2]),
+        "norm_out: overlaps the memory of rms_gamma": dict(rms_gamma=shared[0], norm_out=shared),
+    }.items():
+        refused(text, device=device, **change)
+    for text, change in {
+        "input: got float64, wanted float32": dict(input=lambda x: x.double()),
+        "residual_in: got float16, wanted float32 as input has": dict(residual_in=lambda x: x.half()),
+        "rms_gamma: got bfloat16": dict(rms_gamma=lambda x: x[0].bfloat16()),
+    }.items():
+        refused(text, TypeError, device=device, **change)
+    with pytest.raises(UnsupportedError, match="got kARResidualRMSNormFP8Quant, wanted kAllReduce or"):
+        allreduce_fusion(torch.ones(2, 8, device=device), one, 2)
+    with pytest.raises(ValueError, match="99 is not a valid AllReduceFusionPattern"):
+        allreduce_fusion(torch.ones(2, 8, device=device), one, 99)
+    with pytest.raises(GradientError, match="has no gradient"):
+        allreduce_fusion(torch.ones(2, 8, device=device, requires_grad=True), one, SUM)
+    assert int(one._state[0]) == before and (shared == 1).all(), "a kernel ran"
+
+
+def test_partial_overlap(device):
+    x = torch.randn(5, 64, device=device)
+    with pytest.raises(ValueError, match="allreduce_fusion: output: overlaps the memory of input"):
+        allreduce_fusion(x[:4], one_rank(device), SUM, output=x[1:])
+    out = torch.empty(4, 64, device=device)
+    with pytest.raises(ValueError, match="norm_out: overlaps the memory of residual_out"):
+        allreduce_fusion(
+            x[:4], one_rank(device), NORM, residual_in=x[:4].clone(), rms_gamma=x[4], residual_out=out, norm_out=out
+        )
+
+
+def test_an_input_that_does_not_fit(device, make_group):
+    """All ranks raise, nothing is sent, and the next call works."""
+    group = make_group(2, 4, 64, torch.float32)
+    large = torch.ones(5, 64, device=device)
+    for one in group.outcomes(lambda rank, workspace: allreduce_fusion(large, workspace, SUM)):
+        assert isinstance(one, ValueError) and "input: got 1280 bytes" in str(one) and "at most 1024" in str(one)
+    x, out = torch.ones(1, 256, device=device), [torch.zeros(1, 256, device=device) for _ in range(2)]
+    group.run(lambda rank, workspace: allreduce_fusion(x, workspace, SUM, output=out[rank]))
+    assert (out[0] == 2).all() and (out[1] == 2).all()
+
+
+def test_another_device_than_the_workspace():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    with pytest.raises(ValueError, match="workspace: is on cpu"):
+        allreduce_fusion(torch.ones(2, 8, device="cuda"), one_rank("cpu"), SUM)

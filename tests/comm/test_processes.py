@@ -1,0 +1,178 @@
+"""Ranks that are processes: four on the CPU over gloo, and two on two GPUs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from ..support.processes import end, start
+
+# Ranks are forked, so that torch is imported once. Each prints one line of JSON for each step.
+RANKS = """
+    import faulthandler, json, os, signal, sys, time, warnings
+    import torch
+    import torch.distributed as dist
+    from flashinfer.comm.allreduce import allreduce_fusion
+    from flashinfer.comm.mnnvl import TorchDistBackend
+    from flashinfer.comm.workspace import create_allreduce_fusion_workspace
+    from flashinfer.errors import GroupError
+    torch.set_num_threads(1)
+    size, backend, steps = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    reader, writer = os.pipe()
+    if (keeper := os.fork()) == 0:  # of the store: what forks ranks has no threads
+        server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writer, str(server.port).encode())
+        time.sleep(600)
+    port, ranks = int(os.read(reader, 16)), []
+    for rank in range(size):
+        if child := os.fork():
+            ranks.append(child)
+            continue
+        faulthandler.dump_traceback_later(100, exit=True)
+        device = f"cuda:{rank}" if backend == "nccl" else "cpu"
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        dist.init_process_group("gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size)
+        torch.manual_seed(5)
+
+        def make(group=None, tokens=64, hidden=512, dtype=torch.bfloat16):
+            number, count = dist.get_rank(group), dist.get_world_size(group)
+            return create_allreduce_fusion_workspace("auto", count, number, tokens, hidden, dtype, group=group, device=device)
+
+        def drawn(tokens, hidden, count=size, dtype=torch.bfloat16):
+            return [torch.randn(tokens, hidden).to(dtype).to(device) for _ in range(count)]
+
+        def total(parts):
+            result = parts[0].float()
+            for one in parts[1:]:
+                result = result + one.float()
+            return result.to(parts[0].dtype)
+
+        memory = {}
+        for step, code in steps.items():
+            said = {"rank": rank, "step": step}
+            began = time.monotonic()
+            try:
+                exec(code)
+            except (GroupError, ValueError, OSError) as err:
+                said |= {"error": type(err).__name__, "text": str(err), "ranks": getattr(err, "ranks", None)}
+            said["seconds"] = time.monotonic() - began
+            os.write(1, (json.dumps(said) + "\\n").encode())
+        os._exit(0)
+    for child in ranks:
+        os.waitpid(child, 0)
+    os.kill(keeper, signal.SIGKILL)
+"""
+MAKE = "memory['one'] = make()"
+# Calls of random shapes, which all ranks draw alike, with the bits of the sum in the order of ranks.
+CALLS = """
+one = memory["one"]
+for number in range(150):
+    tokens, hidden = int(torch.randint(0, 65, ())), int(torch.randint(1, 65, ())) * 8
+    parts = drawn(tokens, hidden)
+    residual, weight = drawn(tokens, hidden, 1)[0], drawn(1, hidden, 1)[0][0]
+    want = total(parts)
+    if number % 2:
+        got = allreduce_fusion(parts[rank], one, 0, True)
+    else:
+        want = (want.float() + residual.float()).bfloat16()
+        got = torch.full_like(parts[0], 7)
+        norm = allreduce_fusion(parts[rank], one, 1, residual_in=residual, residual_out=got, rms_gamma=weight)
+        norms = memory.setdefault("backend", TorchDistBackend()).allgather(norm.cpu()) if number % 10 == 0 else [norm.cpu()]
+        assert all(torch.equal(x, norm.cpu()) for x in norms)
+    assert torch.equal(got, want), (number, tokens, hidden)
+one.check()
+said["way"] = one._memory.way
+"""
+BACKEND = """
+backend = TorchDistBackend()
+assert (backend.Get_rank(), backend.Get_size()) == (rank, size)
+assert backend.allgather({"rank": rank}) == tuple({"rank": one} for one in range(size))
+assert backend.bcast(rank * 10, 1) == 10
+backend.barrier()
+half = backend.Split(rank % 2, -rank)  # in the other order
+members = [one for one in reversed(range(size)) if one % 2 == rank % 2]
+assert (half.Get_rank(), half.Get_size()) == (members.index(rank), len(members))
+assert half.allgather(rank) == tuple(members) and half.bcast(rank, 0) == members[0]
+memory["half"] = half
+"""
+SPLIT = """
+half = memory["half"]
+part = create_allreduce_fusion_workspace("auto", half.Get_size(), half.Get_rank(), 4, 8, torch.float32, comm_backend=half, device=device)
+for _ in range(20):
+    x = torch.full((4, 8), float(rank + 1), device=device)
+    got = allreduce_fusion(x, part, 0)
+    assert (got == sum(one + 1 for one in range(size) if one % 2 == rank % 2)).all()
+    assert torch.equal(allreduce_fusion(x.bfloat16()[:1].repeat(3, 1), memory["one"], 0)[0, :1].cpu(), torch.tensor([size * (size + 1) / 2]).bfloat16())
+part.destroy()
+"""
+FAIL = "os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'; make(tokens=65 if rank == 1 else 64)"
+KILL = """
+os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'
+one = make()
+x = torch.ones(4, 8, dtype=torch.bfloat16, device=device)
+for number in range(5):
+    if rank == size - 1 and number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    allreduce_fusion(x, one, 0)
+    if device != "cpu":
+        torch.cuda.synchronize()
+one.check()
+"""
+AFTER = """
+warnings.simplefilter("ignore")
+one.destroy()
+group = dist.new_group(list(range(size - 1)), use_local_synchronization=True)
+again = make(group)
+assert (allreduce_fusion(torch.ones(4, 8, dtype=torch.bfloat16, device=device), again, 0) == size - 1).all()
+"""
+
+
+def run(size: int, backend: str, steps: dict[str, str]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return step -> rank -> what the rank said. Every rank but a killed one says something for every step."""
+    output = end(start(RANKS, size, backend, json.dumps(steps)), 110)
+    said: dict[str, dict[int, dict[str, Any]]] = {step: {} for step in steps}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            one = json.loads(line)
+            said[one["step"]][one["rank"]] = one
+    for step, ranks in said.items():
+        lost = size - 1 if step in ("kill", "after") else None
+        assert sorted(ranks) == [rank for rank in range(size) if rank != lost], output
+    return said
+
+
+def check(size: int, backend: str, way: str) -> None:
+    steps = {
+        "make": MAKE,
+        "calls": CALLS,
+        "backend": BACKEND,
+        "split": SPLIT,
+        "fail": FAIL,
+        "kill": KILL,
+        "after": AFTER,
+    }
+    said = run(size, backend, steps)
+    for step in ("make", "calls", "backend", "split", "after"):
+        assert not any("error" in one for one in said[step].values()), said[step]
+    assert {one["way"] for one in said["calls"].values()} == {way}
+    texts = {one["text"] for one in said["fail"].values()}
+    assert len(texts) == 1 and "on rank 1, wanted" in texts.pop(), "ranks raise different errors"
+    for one in said["kill"].values():
+        assert one["error"] == "GroupError" and one["ranks"] == [size - 1] and one["seconds"] < 20
+        assert one["text"] == f"allreduce_fusion: rank {size - 1} did not arrive within 1 s in call 3"
+
+
+def test_four_processes():
+    """Calls, subgroups, a failed set-up, a rank that is killed, and a workspace of those that remain."""
+    check(4, "gloo", "memfd")
+
+
+def test_two_processes_on_two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    check(2, "nccl", "vmm")
