@@ -76,7 +76,7 @@ def test_random_sequences(device):
     check(given, lengths, use_qk_l2norm_in_kernel=True)
 
 
-def test_keys_that_are_alike(device):
+def test_similar_keys(device):
     check(inputs(torch.float32, device, batch=1, tokens=70, heads=1, value_heads=2, alike=True))
 
 
@@ -112,7 +112,7 @@ def test_resets(device):
         assert error(one, other) < 5e-5, name
 
 
-def test_few_heads_are_cut_into_columns():
+def test_columns_of_few_heads_are_tasks():
     """On the CPU, columns of a head are separate tasks if heads are fewer than threads. Bits do not change."""
     given = inputs(torch.float32, "cpu", batch=1, tokens=40, heads=1, value_heads=1, value_dim=150)
     threads = torch.get_num_threads()

@@ -123,7 +123,7 @@ def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, toke
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128), (256, 64)])
 @every_gate
-def test_keys_that_are_alike(key_dim, value_dim, gate, device):
+def test_similar_keys(key_dim, value_dim, gate, device):
     for dtype in HALVES:
         shape = dict(tokens=300, heads=1, value_heads=2, key_dim=key_dim, value_dim=value_dim)
         check(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
@@ -141,7 +141,7 @@ def test_random_sequences(key_dim, gate, device):
 
 
 @every_gate
-def test_a_neighbour_that_is_not_a_number(gate, device):
+def test_nan_stays_in_its_sequence(gate, device):
     lengths = [100, 90, 80]
     given = inputs_of(gate, torch.bfloat16, device, batch=1, tokens=270, sequences=3)
     good, state = run(given, lengths)
@@ -171,7 +171,7 @@ def test_layouts(key_dim, gate, device):
     assert all(one.equal(other) for one, other in zip(run(given), want, strict=True))
 
 
-def test_rows_that_begin_anywhere(device):
+def test_unaligned_rows(device):
     """Compute rows that are not aligned to 16 bytes."""
     given = inputs(torch.float16, device, tokens=70, key_dim=44, value_dim=60)
     check(given)
@@ -200,7 +200,7 @@ def test_resets(key_dim, gate, device):
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [48, 256])
 @every_gate
-def test_states_are_carried_on(key_dim, gate, device):
+def test_states_continue_a_prefill(key_dim, gate, device):
     """Two prefills that pass the state on equal one prefill."""
     given = inputs_of(gate, torch.bfloat16, device, batch=1, tokens=200, key_dim=key_dim)
     whole, last = run(given)
@@ -239,7 +239,7 @@ def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("key_dim", [128, 256])
 @every_gate
-def test_gradients_of_keys_that_are_alike(key_dim, gate, device):
+def test_gradients_of_similar_keys(key_dim, gate, device):
     for dtype in HALVES:
         shape = dict(tokens=200, heads=1, value_heads=2, key_dim=key_dim, value_dim=64)
         check_gradients(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
@@ -286,7 +286,7 @@ def test_gradients_of_one_result(device):
 
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (11, 8)])
-def test_what_beta_erases_may_be_too_large_for_float16(batch, heads, device):
+def test_dy_beyond_float16_is_erased_by_beta(batch, heads, device):
     """Make dy exceed float16: at one token it is 4 times the gradient of the output. beta = 0 then erases it."""
     given = inputs(torch.float16, device, batch, 130, heads, heads, 64, 64)
     given["q"], given["beta"] = 4 * given["k"], torch.zeros_like(given["beta"])

@@ -95,7 +95,7 @@ def test_beta_of_columns_and_gates_of_rows(device, dtype):
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_sequences_behind_each_other(index, device):
+def test_packed_sequences(index, device):
     lengths = [0, 5, 1, 70, 0, 20, 3]
     given = inputs(torch.float32, device, batch=1, tokens=sum(lengths), sequences=len(lengths))
     offsets = torch.tensor([0, *lengths], device=device).cumsum(0).to(index)
@@ -106,7 +106,7 @@ def test_sequences_behind_each_other(index, device):
     assert result[1][0].equal(given["initial_state"][0])  # a sequence of no tokens
 
 
-def test_a_neighbour_that_is_not_a_number(device):
+def test_nan_stays_in_its_sequence(device):
     lengths = [9, 20, 13]
     given = inputs(torch.float32, device, batch=1, tokens=sum(lengths), sequences=3)
     offsets = torch.tensor([0, *lengths], device=device).cumsum(0)
@@ -326,13 +326,13 @@ def test_refused(mistake, device):
 
 
 @pytest.mark.parametrize("offsets", [[1, 9], [0, 5, 3, 9], [0, 8], [0, 12]], ids=str)
-def test_offsets_are_looked_at_on_the_cpu(offsets):
+def test_offsets_are_checked_on_the_cpu(offsets):
     given = inputs(torch.float32, "cpu", batch=1, tokens=9, sequences=len(offsets) - 1)
     with pytest.raises(ValueError, match="cu_seqlens: got .* that do not decrease"):
         delta_rule.chunk_gated_delta_rule(**given, cu_seqlens=torch.tensor(offsets))
 
 
-def test_decays_themselves_are_no_logarithms_of_them():
+def test_decays_instead_of_logarithms_are_refused():
     given = inputs(torch.float32, "cpu", tokens=9)
     with pytest.raises(ValueError, match="g: got numbers above 0"):
         delta_rule.chunk_gated_delta_rule(**(given | {"g": given["g"].exp()}))
@@ -367,7 +367,7 @@ def test_a_step_has_no_gradient(device):
         delta_rule.chunk_delta_rule(given["q"], given["k"], given["v"], None)
 
 
-def test_slots_that_the_pool_lacks(device):
+def test_invalid_slots(device):
     """For a sequence with an invalid slot the result is 0, and neither a slot nor a snapshot is written."""
     given = inputs(torch.float32, device, batch=4, tokens=2)
     pool = given.pop("initial_state")
@@ -406,7 +406,7 @@ def test_a_step_of_raw_gates_with_a_bound_and_of_channels(form, tokens, key_dim,
     assert error(alone, last) < 1e-5
 
 
-def test_a_raw_gate_and_channels_that_are_final(device):
+def test_a_raw_gate_and_computed_channels(device):
     """If g is given, A_log applies to g only, and gk is added unchanged."""
     given = inputs(torch.float32, device, batch=2, tokens=2, row_gate=True)
     raw, a_log = torch.randn_like(given["g"]), torch.randn(6, device=device) - 3

@@ -94,7 +94,7 @@ def test_gated(shape, l2norm, dtype, device):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_gates_that_forget_have_no_gradient(chunked):
+def test_strong_gates_have_no_gradient(chunked):
     """Check on the CPU that gates of -26 have no gradient, and that rounding after them affects no earlier gradient."""
     given = inputs(torch.float32, "cpu", tokens=75)
     given["g"][:, 20:] = -26.0
@@ -112,7 +112,7 @@ def test_gates_that_forget_have_no_gradient(chunked):
 
 
 @pytest.mark.parametrize("of", [("o",), ("state",)], ids=str)
-def test_one_result_alone(of, device):
+def test_gradients_of_one_result(of, device):
     check(inputs(torch.float32, device, tokens=33), of=of)
 
 
@@ -126,12 +126,12 @@ def test_gates_of_rows(device):
     check(inputs(torch.float16, device, tokens=20, row_gate=True, key_dim=128, value_dim=150), l2norm=True)
 
 
-def test_sequences_behind_each_other(device):
+def test_packed_sequences(device):
     lengths = [0, 5, 1, 33, 0, 20, 3]
     check(inputs(torch.float32, device, batch=1, tokens=sum(lengths), sequences=len(lengths)), lengths=lengths)
 
 
-def test_each_argument_alone(device):
+def test_gradient_of_each_argument(device):
     given = inputs(torch.float32, device, tokens=9)
     for name in given:
         leaves = {n: one.clone().requires_grad_(n == name) for n, one in given.items()}
@@ -149,7 +149,7 @@ def test_the_same_bits(device, dtype):
 
 
 @pytest.mark.parametrize("form", ["scalar", "rows", "columns"])
-def test_differences_of_the_kernels(form):
+def test_finite_differences(form):
     """Use float64, which shares its source with every other dtype."""
     shape = dict(batch=1, tokens=7, heads=1, value_heads=2, key_dim=3, value_dim=5)
     given = inputs(

@@ -44,7 +44,7 @@ def test_sequences_and_gradients(function, device):
 
 
 @pytest.mark.parametrize("lower_bound", [None, -5.0])
-def test_gates_of_raw_numbers(lower_bound, device):
+def test_raw_gates(lower_bound, device):
     given = kda_inputs(device, tokens=20)
     raw, logits = torch.randn_like(given["g"]), torch.randn_like(given["beta"])
     a_log, dt_bias = (torch.randn(6, device=device) - 2).requires_grad_(), torch.randn(6 * 48, device=device)

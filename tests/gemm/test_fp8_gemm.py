@@ -112,7 +112,7 @@ def test_groups(mode, device):
     assert torch.equal(again, out)
 
 
-def test_tables_are_looked_at_on_the_cpu():
+def test_tables_are_checked_on_the_cpu():
     m, e, k = 20, 3, 128
     a, b = torch.ones(m, k).to(E4M3), torch.ones(e, 128, k).to(E4M3)
     a_scale, b_scale = torch.ones(m, 1), torch.ones(e, 1, 1)

@@ -63,7 +63,7 @@ def test_every_size_of_a_tile(dtype, more, gathers, inner, gate, device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_a_number_stays_in_its_row(dtype, device):
+def test_nan_stays_in_its_row(dtype, device):
     x, b = drawn(300, 64, dtype=dtype, device=device), drawn(3, 48, 64, dtype=dtype, device=device)
     indptr = torch.tensor([0, 90, 91, 300], dtype=torch.int32, device=device)
 

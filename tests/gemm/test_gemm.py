@@ -114,7 +114,7 @@ def test_strides(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_rows_are_their_own(dtype, device):
+def test_rows_are_independent(dtype, device):
     """Check that a row has the same bits for any other rows, and that NaN stays in its group."""
     n, k = 200, 700
     a, b = drawn(300, k, dtype=dtype, device=device), drawn(2, n, k, dtype=dtype, device=device)

@@ -97,7 +97,7 @@ def changes(device: str) -> list[tuple[type[Exception], str, dict[str, Any]]]:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_tables_are_looked_at_on_the_cpu(message, tables, dtype):
+def test_tables_are_checked_on_the_cpu(message, tables, dtype):
     given = operands("cpu")
     with pytest.raises(ValueError, match=f"^grouped_gemm: {message}$"):
         grouped_gemm(*(given | {name: torch.tensor(table, dtype=dtype) for name, table in tables.items()}).values())

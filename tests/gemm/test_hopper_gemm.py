@@ -126,7 +126,7 @@ def test_factors_of_steps_and_of_two_steps(granularity_n, device):
         assert_product(out, want, magnitude, torch.float8_e4m3fn)
 
 
-def test_what_hopper_cannot_serve_is_refused_where_it_is_asked_for(device):
+def test_backends_refuse_calls_that_hopper_cannot_serve(device):
     x, weights = (drawn(*size, dtype=torch.float32, device=device) for size in ((5, 16), (1, 8, 16)))
     wrapper = SegmentGEMMWrapper(torch.empty(8, device=device), backend="sm90")
     lens = torch.tensor([5])

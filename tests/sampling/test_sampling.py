@@ -127,7 +127,7 @@ def test_seeds_offsets_and_slots_are_used_as_they_are(device):
     )
 
 
-def test_rows_that_cannot_be_drawn_from_leave_others_alone(device):
+def test_invalid_rows_do_not_change_others(device):
     good = rows_of("normal", 8, 700)
     x = good.clone()
     x[1, 333], x[2], x[3, 5], x[4], x[5] = float("nan"), 0.0, float("inf"), -1.0, -good[5]

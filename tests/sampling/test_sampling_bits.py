@@ -60,7 +60,7 @@ def test_a_request_draws_the_same_in_any_batch(vocab_size, device):
             assert draw(x[one]).equal(whole[name][one]), (name, row)
 
 
-def test_many_rows_draw_what_each_draws_alone(device):
+def test_many_rows_draw_as_single_rows(device):
     """Take more rows than SMs: kernels collect candidates while they read a row, if they fit."""
     rows, vocab_size = 144, 17000
     x = torch.cat([rows_of(kind, rows // len(KINDS) + 1, vocab_size) for kind in KINDS])[:rows].to(device)
@@ -102,7 +102,7 @@ def test_indices_and_repetitions_change_nothing(vocab_size, device):
 
 @pytest.mark.skipif(len(DEVICES) < 2, reason="needs a GPU")
 @pytest.mark.parametrize("vocab_size", [513, 5000])
-def test_the_cpu_draws_what_cuda_draws(vocab_size):
+def test_the_cpu_and_cuda_draw_the_same(vocab_size):
     x = rows_of("normal", 4000, vocab_size)
     for name, draw in draws(vocab_size, 4000).items():
         assert (draw(x) != draw(x.cuda()).cpu()).sum() <= 1, name

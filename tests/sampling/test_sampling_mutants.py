@@ -23,7 +23,7 @@ def token(offset: int, row: int, bits: int = 53) -> int:
     return ((uniform >> (53 - bits) << (53 - bits)) * VOCAB) >> 53
 
 
-def test_each_sample_is_the_one_that_53_bits_name(device):
+def test_each_sample_follows_from_53_bits(device):
     ones = torch.ones(1, VOCAB, device=device)
     offsets = FIRST + torch.arange(MANY)
     draws = dict(seed=torch.full((MANY,), SEED).to(device), offset=offsets.to(device))
@@ -37,7 +37,7 @@ def test_each_sample_is_the_one_that_53_bits_name(device):
     assert sum(token(offset, 0) != good for offset, good in zip(some, want, strict=False)) > 1900
 
 
-def test_nothing_is_accepted_or_drawn_without_mass(device):
+def test_tokens_without_mass_are_never_accepted_or_drawn(device):
     """Detect ``<=`` instead of ``<``: it accepts 0 <= 0, and draws a token without mass at an edge."""
     draft, target = torch.zeros(64, 1, 9, device=device), torch.zeros(64, 2, 9, device=device)
     draft[:, :, 1], target[:, :, 2] = 1.0, 1.0

@@ -42,7 +42,7 @@ def shares(rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("rows, vocab_size", [(ROWS, 33000), (64, 32768), (ROWS, 17000)])
 @pytest.mark.parametrize("kind", [*KINDS, *MISLEADING])
-def test_rows_draw_what_each_draws_alone(kind, rows, vocab_size, device):
+def test_rows_draw_as_single_rows(kind, rows, vocab_size, device):
     x, p = many_rows(kind, rows, vocab_size).to(device), shares(rows).to(device)
     whole, valid = sampling.top_p_sampling_from_probs(x, p, **RANDOM, return_valid=True)
     assert valid.all()
@@ -76,7 +76,7 @@ def test_renormalised_rows(kind, dtype, device):
         check_renormalised(out[row], x[row], cuts)
 
 
-def test_rows_without_a_result_leave_others_alone(device):
+def test_rows_without_a_result_do_not_change_others(device):
     x = many_rows("normal", ROWS, 17000).to(device)
     want = sampling.top_p_renorm_probs(x, 0.75)
     samples = sampling.top_p_sampling_from_probs(x, 0.75, **RANDOM)
@@ -92,7 +92,7 @@ def test_rows_without_a_result_leave_others_alone(device):
 
 
 @pytest.mark.parametrize("rows", [1, ROWS])
-def test_a_share_whose_part_of_a_row_is_nothing_keeps_the_largest(rows, device):
+def test_a_share_that_rounds_to_0_keeps_the_largest(rows, device):
     """Take 1e-300 of a row with the sum 1e-30: the product is below every double."""
     x = torch.rand(rows, 17000) * 1e-34
     largest = x.argmax(-1)
