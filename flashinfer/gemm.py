@@ -28,6 +28,7 @@ from ._ops.bind import bind
 from ._ops.dtypes import FP8
 from ._ops.errors import value_error
 from ._ops.indices import index_table
+from ._ops.numbers import check_range
 from ._ops.tensors import check_dtype
 from .errors import GradientError
 from .jit.capture import refuse_capture
@@ -364,8 +365,7 @@ def pad_indptr_to_multiple_of_4(m_indptr: torch.Tensor) -> tuple[torch.Tensor, t
     """
     name = "pad_indptr_to_multiple_of_4"
     bounds = index_table(name, "m_indptr", m_indptr)
-    if bounds.shape[0] < 1:
-        raise value_error(name, "m_indptr", "no elements", "at least one")
+    check_range(name, "m_indptr", bounds.shape[0], 1, unit="elements")
     if bounds.is_cuda:
         refuse_capture(f"{name}: the host would wait for m_indptr", "call it, or with m_indptr on the CPU")
     counts = bounds.diff()

@@ -11,7 +11,7 @@ import torch
 
 from ._ops.declare import define
 from ._ops.errors import value_error
-from ._ops.numbers import check_option
+from ._ops.numbers import check_option, check_range
 from ._ops.route import without_gradient
 from ._ops.tensors import check_tensor
 from .errors import UnsupportedError
@@ -37,8 +37,7 @@ _update = define(
 def _rank(name: str, tensor: torch.Tensor, wanted: int, heads: bool) -> torch.Tensor:
     """Return a tensor with a dimension of heads, which is added for states without heads."""
     check_tensor(_NAME, name, tensor)
-    if tensor.dim() != wanted:
-        raise value_error(_NAME, name, f"{tensor.dim()} dimensions", f"{wanted} with this state and x")
+    check_range(_NAME, name, tensor.dim(), wanted, wanted, "dimensions", " with this state and x")
     if heads:
         return tensor
     return tensor.unsqueeze(0) if name in ("A", "D", "dt_bias") else tensor.unsqueeze(-2)

@@ -9,7 +9,7 @@ import torch
 from .._ops.arguments import check_present
 from .._ops.errors import type_error, value_error
 from .._ops.indices import INTEGERS, narrowed
-from .._ops.numbers import check_option
+from .._ops.numbers import check_option, check_range
 from .._ops.tensors import check_tensor, is_readable
 
 CHUNK_SIZES = (16, 32, 64)
@@ -22,8 +22,7 @@ def check_rank(function: str, rank: int, elsewhere: str, **tensors: torch.Tensor
     """Check numbers of dimensions; ``elsewhere`` names the function with the other layout."""
     for name, tensor in tensors.items():
         check_tensor(function, name, tensor)
-        if tensor.dim() != rank:
-            raise value_error(function, name, f"{tensor.dim()} dimensions", f"{rank}{elsewhere}")
+        check_range(function, name, tensor.dim(), rank, rank, "dimensions", elsewhere)
 
 
 def check_tokens(function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.arguments import check_none, check_present
 from .._ops.bind import bind
 from .._ops.dtypes import FLOATS
 from .._ops.errors import type_error, value_error
-from .._ops.tensors import check_dtype, is_readable
+from .._ops.numbers import check_range
+from .._ops.tensors import check_count, check_dtype, is_readable
 
 OUTPUTS = FLOATS
 BLOCK = 128
@@ -69,13 +71,11 @@ def in_eight_bits(
     Scales of the caller must have one of the shapes.
     """
     if x.dtype == torch.bfloat16:
-        if scale is not None:
-            raise value_error(function, f"{name}_scale", "one with bfloat16", None)
+        check_none(function, f"{name}_scale", scale, f"{name} is bfloat16")
         return quantized(x)
     if x.dtype != torch.float8_e4m3fn:
         raise type_error(function, name, x.dtype, "FP8 (float8_e4m3fn) or BF16")
-    if scale is None:
-        raise value_error(function, f"{name}_scale", None, "scales of float8_e4m3fn")
+    scale = check_present(function, f"{name}_scale", scale, "scales of float8_e4m3fn")
     bind(function, **{f"{name}_scale": (scale, "_ _", F32)})
     if not is_dynamo_compiling() and tuple(scale.shape) not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
@@ -85,8 +85,7 @@ def in_eight_bits(
 
 def one_number(function: str, name: str, scale: torch.Tensor) -> torch.Tensor:
     """Return the scale of all numbers as the operator takes it."""
-    if scale.numel() != 1:
-        raise value_error(function, name, f"{scale.numel()} elements", 1)
+    check_count(function, name, scale, 1)
     return scale.reshape(1, 1, 1)
 
 
@@ -103,8 +102,7 @@ def group_ranges(function: str, m_indices: torch.Tensor, num_groups: int) -> tup
     begins = torch.full((num_groups + 1,), size, device=m_indices.device).scatter_reduce(0, groups, row, "amin")
     counts = torch.zeros_like(begins).scatter_add(0, groups, torch.ones_like(row))
     if is_readable(m_indices) and size:
-        if int(m_indices.max()) >= num_groups:
-            raise value_error(function, "m_indices", int(m_indices.max()), f"less than {num_groups}")
+        check_range(function, "m_indices", int(m_indices.max()), most=num_groups - 1)
         apart = groups[known & (row >= (begins + counts)[groups])]
         if apart.numel():
             raise value_error(function, "m_indices", f"rows of {int(apart[0])} that lie apart", "neighbours in a group")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .errors import called, type_error, value_error
 from .sizes import differs
@@ -107,6 +108,6 @@ def as_planned(op: str, name: str, got: Any, planned: Any, unit: str = "") -> No
         TypeError: another dtype.
         ValueError: another size or option.
     """
-    if differs(got, planned):
+    if differs(got, planned) if is_dynamo_compiling() else got != planned:
         error = TypeError if isinstance(planned, torch.dtype) else ValueError
         raise error(f"{called(op)}: {name}: got {f'{got} {unit}'.rstrip()}, and plan() was called for {planned}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from .errors import either, type_error, value_error
 from .sizes import exceeds
@@ -95,7 +96,11 @@ def check_range(
     Raises:
         ValueError: a number below ``least`` or above ``most``.
     """
-    if (least is not None and exceeds(least, got)) or (most is not None and exceeds(got, most)):
+    if is_dynamo_compiling():
+        wrong = (least is not None and exceeds(least, got)) or (most is not None and exceeds(got, most))
+    else:
+        wrong = (least is not None and got < least) or (most is not None and got > most)
+    if wrong:
         if least == most:
             wanted = f"{least}"
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.arguments import check_present
 from .._ops.bind import bind
 from .._ops.errors import check_one_device, value_error
 from .._ops.numbers import positive
@@ -70,8 +71,9 @@ def top_k_page_table_transform(
     bind(op, src_page_table=(src_page_table, "_ _", (torch.int32,)))
     if not 1 <= page_size <= _LARGEST_PAGE or page_size & (page_size - 1):
         raise value_error(op, "page_size", page_size, f"a power of two from 1 to {_LARGEST_PAGE}")
-    if page_size > 1 and row_starts is not None and page_table_row_starts is None:
-        raise value_error(op, "page_table_row_starts", None, "entries in addition to row_starts for page_size > 1")
+    if page_size > 1 and row_starts is not None:
+        why = "entries in addition to row_starts for page_size > 1"
+        check_present(op, "page_table_row_starts", page_table_row_starts, why)
     rows = input.shape[0]
     if row_to_batch is None:
         _check_size(op, "src_page_table", src_page_table.shape[0], rows)

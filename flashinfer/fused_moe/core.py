@@ -15,7 +15,7 @@ from .._ops.dtypes import FLOATS
 from .._ops.errors import either, type_error, value_error
 from .._ops.numbers import check_range, whole
 from .._ops.sizes import differs
-from .._ops.tensors import check_dtype, check_tensor
+from .._ops.tensors import check_count, check_dtype, check_tensor
 from ..errors import UnsupportedError
 from ..tllm_enums import DEFAULT_SITU_BETA as DEFAULT_SITU_BETA
 from ..tllm_enums import DEFAULT_SITU_LINEAR_BETA as DEFAULT_SITU_LINEAR_BETA
@@ -43,8 +43,7 @@ def _scales(
     """Return ``quant_scales`` in float32, after checking them against the weights."""
     count = 2 if blocks else 4 if fp8 else 0
     scales = [] if quant_scales is None else list(quant_scales)
-    if len(scales) != count:
-        raise value_error(_NAME, "quant_scales", f"{len(scales)} tensors", f"{count} for weights of {first.dtype}")
+    check_range(_NAME, "quant_scales", len(scales), count, count, "tensors", f" for weights of {first.dtype}")
     if not scales:
         return None
     for index, scale in enumerate(scales):
@@ -57,9 +56,7 @@ def _scales(
         bind(_NAME, **{"quant_scales[0]": (scales[0], of_first), "quant_scales[1]": (scales[1], of_second)})
         return Scales(scales[0], scales[1], blocks=True)
     for index, elements in ((0, experts), (1, 1), (2, experts)):
-        if scales[index].numel() != elements:
-            shape = list(scales[index].shape)
-            raise value_error(_NAME, f"quant_scales[{index}]", f"shape {shape}", f"[{elements}]")
+        check_count(_NAME, f"quant_scales[{index}]", scales[index], elements)
     return Scales(scales[0].reshape(-1), scales[2].reshape(-1), scales[1].reshape(()))
 
 

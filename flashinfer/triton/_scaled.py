@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from .._ops.dtypes import FP8
-from .._ops.errors import value_error
+from .._ops.tensors import check_count
 
 _CLAMPED = (*FP8, torch.float16)
 
 
 def check_scale(function: str, name: str, scale: torch.Tensor | None) -> None:
     """Check that a scale is ``None`` or has one element."""
-    if scale is not None and scale.numel() != 1:
-        raise value_error(function, name, f"{scale.numel()} elements", 1)
+    if scale is not None:
+        check_count(function, name, scale, 1)
 
 
 def times(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
