@@ -22,7 +22,7 @@ import hypothesis
 import pytest
 import torch
 
-from .support.drawn import IN_CI
+from .support.slow import IN_CI, mark_beyond
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -37,7 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="inductor-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        os.environ["FLASHINFER_TEST_DRAW"] = str(random.randrange(2**31))  # workers draw the same cases
     # On a busy machine an example may wait for a CPU, and ten examples may take a second to draw.
     hypothesis.settings.register_profile(
         "busy machines", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -45,20 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("busy machines")
 
 
-@pytest.hookimpl(trylast=True)  # after -k and other selections
+@pytest.hookimpl(tryfirst=True)  # before -m selects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect all but ``count`` random cases of a test marked ``drawn(count)``. CI and GPU runs keep all."""
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if not IN_CI and DEVICES == ["cpu"] and item.get_closest_marker("drawn") is not None:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    generator, deselected = random.Random(os.environ["FLASHINFER_TEST_DRAW"]), set[pytest.Item]()
-    for cases_of_test in cases.values():
-        (count,) = cases_of_test[0].get_closest_marker("drawn").args  # type: ignore[union-attr]
-        deselected.update(generator.sample(cases_of_test, max(0, len(cases_of_test) - count)))
-    if deselected:
-        config.hook.pytest_deselected(items=list(deselected))
-        items[:] = [item for item in items if item not in deselected]
+    """Leave out slow cases unless CI, a GPU, an expression of ``-m`` or the name of a test asks for them."""
+    mark_beyond(items)
+    if IN_CI or DEVICES != ["cpu"] or config.option.markexpr or any("::" in argument for argument in config.args):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
 
 
 @pytest.hookimpl(optionalhook=True)  # exists only with pytest-xdist

@@ -40,7 +40,7 @@ def check_trace(trace: dict[str, Any]) -> int:
     return spans
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_traces(kernel, device, tmp_path, capsys):
     """The sizes are those of other tests, so that nothing is compiled only for this one."""

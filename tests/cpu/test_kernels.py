@@ -12,7 +12,7 @@ import pytest
 
 from flashinfer.jit.machine.target import Target, native_level
 
-from ..support.drawn import IN_CI
+from ..support.slow import IN_CI
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
@@ -46,7 +46,7 @@ def missing(tool: str) -> list[str]:
     return [*names, *(["a CPU with AVX512-BF16"] if tool == "native" and not LEVEL.endswith("+avx512bf16") else [])]
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.slow_beyond(12)
 @pytest.mark.parametrize(("driver", "tools"), CASES, ids=[f"{driver}-{' or '.join(tools)}" for driver, tools in CASES])
 def test_kernels_against_double(driver, tools, tmp_path):
     there = [tool for tool in tools if not missing(tool)]

@@ -24,7 +24,7 @@ def forgetful(dtype: torch.dtype, device: str, **shape: int) -> dict[str, torch.
     return given
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens",
     [

@@ -96,7 +96,7 @@ def check(given, lengths=None, alike=False, **options) -> None:
 
 
 # CTAs of two, four and eight warps, columns that do not fill the last CTA, one head and many heads.
-@pytest.mark.drawn(6)
+@pytest.mark.slow_beyond(6)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens",
     [
@@ -120,7 +120,7 @@ def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, toke
         check(inputs_of(gate, dtype, device, batch=batch, **shape))
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("key_dim, value_dim", [(64, 64), (128, 128), (256, 64)])
 @every_gate
 def test_similar_keys(key_dim, value_dim, gate, device):
@@ -129,7 +129,7 @@ def test_similar_keys(key_dim, value_dim, gate, device):
         check(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("key_dim", [64, 256])
 @every_gate
 def test_random_sequences(key_dim, gate, device):
@@ -157,7 +157,7 @@ def test_nan_stays_in_its_sequence(gate, device):
         assert got.equal(want)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("key_dim", [48, 256])
 @every_gate
 def test_layouts(key_dim, gate, device):
@@ -179,7 +179,7 @@ def test_unaligned_rows(device):
     check(given | {"q": shifted.copy_(given["q"])})
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize("key_dim", [48, 64, 128, 256])
 @every_gate
 def test_resets(key_dim, gate, device):
@@ -197,7 +197,7 @@ def test_resets(key_dim, gate, device):
     assert error(o.transpose(1, 2), want.transpose(1, 2)) < 2 * bound and error(state, last) < 2 * bound
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("key_dim", [48, 256])
 @every_gate
 def test_states_continue_a_prefill(key_dim, gate, device):
@@ -210,7 +210,7 @@ def test_states_continue_a_prefill(key_dim, gate, device):
     assert torch.cat([first, second], 1).equal(whole) and end.equal(last)
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.slow_beyond(4)
 @pytest.mark.parametrize(
     "heads, value_heads, key_dim, value_dim, batch, tokens, l2norm",
     [
@@ -236,7 +236,7 @@ def test_gradients(heads, value_heads, key_dim, value_dim, batch, tokens, l2norm
         check_gradients(inputs_of(gate, dtype, device, batch=batch, **shape), use_qk_l2norm_in_kernel=l2norm)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("key_dim", [128, 256])
 @every_gate
 def test_gradients_of_similar_keys(key_dim, gate, device):
@@ -245,7 +245,7 @@ def test_gradients_of_similar_keys(key_dim, gate, device):
         check_gradients(inputs_of(gate, dtype, device, batch=1, alike=True, **shape), alike=True)
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("key_dim, value_dim, l2norm", [(64, 40, True), (128, 128, False), (256, 40, False)])
 @every_gate
 def test_gradients_of_random_sequences(key_dim, value_dim, l2norm, gate, device):

@@ -57,7 +57,7 @@ def test_steps_are_the_form_over_chunks(model):
         assert torch.equal(model(made)[:, 4:-1].argmax(-1)[clear], made[:, 5:][clear])
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.slow_beyond(1)
 def test_a_training_step_is_one_graph(model):
     """Six lengths, three more, and twelve scales."""
     compiled = torch.compile(model.loss, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -85,7 +85,7 @@ def test_a_training_step_is_one_graph(model):
     assert counters["stats"]["unique_graphs"] == graphs <= 3
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.slow_beyond(1)
 def test_training_compiled_by_inductor(example, model):
     """Losses of twenty steps are eager's, the graph is one, and nothing that Inductor wrote is of these operators."""
     from torch._inductor.utils import run_and_get_code

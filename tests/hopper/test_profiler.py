@@ -86,7 +86,7 @@ def registers(said: str) -> list[str]:
     return re.findall(r"Used \d+ registers, .*", said)
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_events_that_are_off_cost_no_instruction_and_no_register(arch, nvcc, plain, tmp_path):
     off, bare, on = (tmp_path / f"{name}.cubin" for name in ("off", "bare", "on"))

@@ -50,7 +50,7 @@ def place(device, dtype) -> tuple[str, torch.dtype]:
     return device, torch.float16 if device == "cuda" and dtype == torch.float32 else dtype
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.slow_beyond(12)
 @pytest.mark.parametrize("padding", PADDINGS)
 @of_kinds(*KINDS)
 def test_prefill(kind, padding, ours, place):
@@ -142,7 +142,7 @@ def compiled(function: Any, device: str, **options: Any) -> Any:
     return torch.compile(function, fullgraph=True, **({} if device == "cuda" else {"backend": "aot_eager"}) | options)
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_compiled_prefill_is_one_graph(padding, ours, device):
     pair = Pair("gemma2", (device, half("gemma2", device)))

@@ -117,7 +117,7 @@ def test_generate(model, ours):
     assert bool((best - taken <= 2e-4 * (1 + best.abs())).all())
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.slow_beyond(3)
 def test_training(model, ours):
     ids = tokens(model, 21)
 

@@ -1,4 +1,8 @@
-"""Real builds in processes without standard error, a home, a temporary directory or a user map."""
+"""Real builds in processes without standard error, a home, a temporary directory or a user map.
+
+Each condition has one run of ``fault_run.py``. Without root, a home and a temporary directory are missing only
+for Python.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,34 @@ from pathlib import Path
 import pytest
 
 from ..support.processes import ROOT, answering, python_path
+from ..support.users import can
 
 FUTURE = "from __future__ import annotations"  # has to be the first statement
 NOBODY = 54321  # a user without an account
 PROGRAM = Path(__file__).with_name("fault_run.py")
+NO_ACCOUNT = "import pwd\npwd.getpwuid = {}.__getitem__"
+NO_TEMPORARY = "import tempfile\ntempfile._candidate_tempdir_list = lambda: ['/proc/nowhere']"
 
 
-def can(*command: str) -> bool:
-    return os.geteuid() == 0 and subprocess.run([*command, "true"], capture_output=True).returncode == 0
+def root_can(*command: str) -> bool:
+    return os.geteuid() == 0 and can(*command)
+
+
+@pytest.fixture
+def after(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a function that makes a copy of ``fault_run.py`` with statements before it."""
+
+    def make(statements: str) -> Path:
+        path = tmp_path / "program.py"
+        path.write_text(f"{statements}\n{PROGRAM.read_text()}".replace(FUTURE, ""))
+        return path
+
+    return make
 
 
 @pytest.fixture
 def fault_run(tmp_path: Path, make_spec: Callable) -> Callable[..., None]:
-    """Run the builds of ``fault_run.py`` after a shell command ``prepare``.
+    """Return a function that runs the builds of ``fault_run.py`` after a shell command ``prepare``.
 
     ``variables`` of ``None`` are unset.
     """
@@ -60,11 +79,9 @@ def test_all_standard_streams_are_closed(fault_run):
     fault_run("exec 0<&- 1>&- 2>&-")
 
 
-@pytest.mark.parametrize("executable", [None, ""])
-def test_an_interpreter_that_does_not_know_its_program(executable, fault_run, tmp_path):
-    text = f"import sys\nsys.executable = {executable!r}\n{PROGRAM.read_text()}"
-    (tmp_path / "program.py").write_text(text.replace(FUTURE, ""))
-    fault_run(program=tmp_path / "program.py")
+@pytest.mark.parametrize("executable", [None, pytest.param("", marks=pytest.mark.slow)])
+def test_an_interpreter_that_does_not_know_its_program(executable, fault_run, after):
+    fault_run(program=after(f"import sys\nsys.executable = {executable!r}"))
 
 
 EMBEDDING = """
@@ -96,7 +113,7 @@ def test_an_interpreter_inside_another_program(fault_run, tmp_path):
     fault_run(python=str(server), PYTHONHOME=sys.base_prefix, PYTHONPATH=path)
 
 
-@pytest.mark.parametrize("name", ["code", "cmd"])
+@pytest.mark.parametrize("name", ["code", pytest.param("cmd", marks=pytest.mark.slow)])
 def test_a_program_named_like_a_standard_module(name, fault_run, tmp_path):
     """``pdb`` imports ``code`` and ``cmd``, and would import the program instead, which would start again."""
     folder = tmp_path / "program"
@@ -105,20 +122,25 @@ def test_a_program_named_like_a_standard_module(name, fault_run, tmp_path):
     fault_run(program=folder / f"{name}.py")
 
 
-@pytest.mark.skipif(not can("unshare", "-U"), reason="takes root, and a namespace of users")
 def test_a_namespace_of_users_without_root(fault_run):
     """All files of root, and this process, belong to the overflow user."""
+    if not root_can("unshare", "-U"):
+        pytest.skip("takes root, and a namespace of users")
     fault_run(outer=["unshare", "-U"], CXX=shutil.which("g++"))
 
 
-@pytest.mark.skipif(not can("unshare", "-U", f"--map-user={NOBODY}"), reason="takes root, and a namespace of users")
-def test_no_home(fault_run):
+def test_no_home(fault_run, after):
     """Without a variable and an account, modules go to a temporary directory."""
-    fault_run(outer=["unshare", "-U", f"--map-user={NOBODY}"], HOME=None, FLASHINFER_WORKSPACE_DIR=None)
+    nobody = ["unshare", "-U", f"--map-user={NOBODY}"]
+    how = {"outer": nobody} if root_can(*nobody) else {"program": after(NO_ACCOUNT)}
+    fault_run(**how, HOME=None, FLASHINFER_WORKSPACE_DIR=None)
 
 
-@pytest.mark.skipif(not can("unshare", "-m"), reason="takes root, and a namespace of mounts")
-def test_no_temporary_directory(fault_run):
+def test_no_temporary_directory(fault_run, after):
+    variables = {"TMPDIR": "/nowhere", "FLASHINFER_RUNTIME_DIR": None, "XDG_RUNTIME_DIR": None}
+    if not root_can("unshare", "-m"):
+        fault_run(program=after(NO_TEMPORARY), **variables)
+        return
     read_only = "mount --bind $place $place && mount -o remount,bind,ro $place"
     prepare = f"for place in /tmp /var/tmp; do {read_only} || exit 1; done; mount --bind $PWD $PWD; mount -o remount,bind,rw $PWD; cd /proc; ! mktemp || exit 1"
-    fault_run(prepare, outer=["unshare", "-m"], TMPDIR="/nowhere", FLASHINFER_RUNTIME_DIR=None, XDG_RUNTIME_DIR=None)
+    fault_run(prepare, outer=["unshare", "-m"], **variables)

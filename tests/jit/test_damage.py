@@ -15,8 +15,8 @@ from flashinfer.jit import clear_cache_dir
 from flashinfer.jit.lookup import look_up
 from flashinfer.jit.machine import identity
 
-from ..support.drawn import IN_CI
 from ..support.processes import answer, answering, files_in, start, until
+from ..support.slow import IN_CI
 
 HOWS = ["deleted", "truncated"]
 # Both kinds of damage for each file if there is time, otherwise one of them.

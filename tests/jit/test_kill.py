@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ..support.drawn import IN_CI
 from ..support.processes import Compiler, answering, end, owners, start, stopped, until
+from ..support.slow import IN_CI
 
 # Forks children after the import. Each builds the module, and reports the time and the module's answer.
 BUILDERS = """

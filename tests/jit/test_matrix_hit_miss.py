@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from ..support.drawn import some
 from ..support.processes import python_path
+from ..support.slow import few
 
 ROOT = Path(__file__).resolve().parents[2]
 CXX_FILES = {
@@ -195,7 +195,7 @@ HITS = {
 }
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.slow_beyond(8)
 @pytest.mark.parametrize("change", HITS.values(), ids=HITS)
 def test_hit(module, change, tmp_path):
     first, _ = module.ask()
@@ -362,7 +362,7 @@ CUDA_MISSES = ["a byte of a source, its mtime restored", "a byte of an own heade
                "another compiler", "another arch", "a variant with another body"]  # fmt: skip
 
 
-@pytest.mark.drawn(7)
+@pytest.mark.slow_beyond(7)
 @pytest.mark.parametrize("change", MISSES.values(), ids=MISSES)
 def test_miss(module, change, tmp_path):
     first, _ = module.ask()
@@ -378,7 +378,7 @@ def test_miss_of_cuda(module, tmp_path):
     module.write(CUDA_FILES)
     module.variables["FLASHINFER_EXTRA_CUDAFLAGS"] = None
     seen = [module.ask()[0]]
-    for name in some(CUDA_MISSES, 2):
+    for name in few(CUDA_MISSES, 2):
         MISSES[name](module, tmp_path)
         seen.append(module.ask()[0])
         assert len(set(seen)) == len(seen) == module.compilers(), name

@@ -43,7 +43,9 @@ HANDLE = """
 """
 
 
-@pytest.mark.parametrize("first, again", [("build", "build"), ("load", "build"), ("load", "load")])
+@pytest.mark.parametrize(
+    "first, again", [("build", "build"), pytest.param("load", "build", marks=pytest.mark.slow), ("load", "load")]
+)
 def test_a_signal_handler_requests_the_module_of_its_thread(first, again, make_spec, tmp_path, monkeypatch):
     """The compiler sends the signal. Another module is built in the handler."""
     launcher = tmp_path / "launcher"

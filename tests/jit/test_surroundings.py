@@ -160,6 +160,8 @@ def test_a_debug_build_contains_no_path_of_its_folder(tmp_path, monkeypatch):
 
 
 NAMES = ["a,b", "a$b", "a b", "a=b", "a'b", 'a"b', "a;b&(c)", "a:b", "a#b", "ümläut", "a\\b", "a\udce9b"]
+# Each compiler run of CUDA takes seconds: what no other character can hide stands in one name.
+CUDA_NAMES = ["a,b$c d'e=f", 'a"b', "a\udce9b"]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
@@ -185,7 +187,7 @@ def test_a_source_below_any_folder(name, tmp_path, monkeypatch):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["a,b", "a$b", "a b", "a'b", 'a"b', "a=b", "a\udce9b"], ids=ascii)
+@pytest.mark.parametrize("name", CUDA_NAMES, ids=ascii)
 def test_a_cuda_source_below_any_folder(name, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
     place = tmp_path / name
@@ -203,12 +205,11 @@ PACKAGE = """
 """
 
 
-@pytest.mark.parametrize("name", ["a,b", "a$b=c d"])
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=needs_nvcc)])
-def test_a_package_below_any_folder(name, backend, python, tmp_path):
+def test_a_package_below_any_folder(backend, python, tmp_path):
     """The bytes equal those of a package in a folder with a plain name."""
     paths = []
-    for number, place in enumerate([tmp_path / name, tmp_path / "plain"]):
+    for number, place in enumerate([tmp_path / "a,b$c=d e", tmp_path / "plain"]):
         for folder in ("flashinfer", "csrc", "include"):
             shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__"))
         done = python(PACKAGE, str(place), backend, PYTHONPATH=python_path(place), FLASHINFER_EXTRA_CFLAGS="-O0",

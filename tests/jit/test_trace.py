@@ -156,8 +156,8 @@ def test_bad_files_are_refused(text, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_file_that_others_can_write_or_that_is_missing_is_refused(recorded, tmp_path, aot, capsys):
-    _, output = recorded
+def test_a_file_that_others_can_write_or_that_is_missing_is_refused(make_spec, tmp_path, aot, capsys):
+    output = write(tmp_path / "specs.jsonl", make_spec())
     output.chmod(0o666)
     assert main(["verify", "--specs", str(output)]) == 2
     assert "can be written by everybody" in capsys.readouterr().err
@@ -201,8 +201,8 @@ def test_exactly_what_was_recorded_is_built_elsewhere_and_hit(
     assert main(["export", str(tmp_path / "modules.tar"), "--specs", str(output)]) == 0
 
 
-def test_another_arch_is_built_when_it_is_named(recorded, aot, tmp_path, capsys):
-    _, output = recorded
+def test_another_arch_is_built_when_it_is_named(make_spec, aot, tmp_path, capsys):
+    output = write(tmp_path / "specs.jsonl", make_spec(), archs=["x86-64-v2"])
     for options, wanted in ((["--cpu-arch", "x86-64"], "x86-64"), ([], "x86-64-v2")):
         arguments = ["--specs", str(output), "--dry-run", "--out-dir", str(tmp_path / "out"), "--json"]
         assert aot.main([*arguments, *options]) == 0

@@ -74,7 +74,7 @@ def test_every_public_function_is_here():
     }  # its result has as many rows as its values say
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.slow_beyond(12)
 def test_sizes_make_one_graph(name, device):
     case = public_cases(device)[name]
     with allowed(name):
@@ -87,7 +87,7 @@ def test_sizes_make_one_graph(name, device):
                 check(compiled, case, case.arguments(size))
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.slow_beyond(12)
 def test_unbacked_sizes(name, device):
     """Sizes of which the graph knows nothing, not even that they are not 0 or 1."""
     case = public_cases(device)[name]
@@ -110,7 +110,7 @@ def twelve(case: Case) -> list[dict[str, float]]:
     return [dict(zip(case.numbers, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-@pytest.mark.drawn(24)
+@pytest.mark.slow_beyond(24)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in CASES if public_cases("cpu")[name].numbers])
 def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, device):
@@ -122,7 +122,7 @@ def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, dev
     assert 1 <= graphs() <= 2, case.numbers
 
 
-@pytest.mark.drawn(24)
+@pytest.mark.slow_beyond(24)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in CASES if has_gradients(public_cases("cpu")[name])])
 def test_numbers_and_gradients(name, dynamic, device):

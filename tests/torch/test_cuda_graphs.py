@@ -114,7 +114,7 @@ def test_memory_stays_flat(name, device):
     assert len(set(held[2:])) <= 1, "memory grows"
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("shared", [False, True], ids=["private pools", "one pool"])
 def test_several_captures(shared, device):
     """Each has memory of its own, or they share it and are replayed in the order of their captures."""
@@ -129,7 +129,7 @@ def test_several_captures(shared, device):
             graphed.check(2, device)
 
 
-@pytest.mark.drawn(24)
+@pytest.mark.slow_beyond(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_reduce_overhead(name, device):
     """torch.compile's own captures. What writes its inputs is compiled too, and torch then leaves it uncaptured."""

@@ -20,8 +20,8 @@ from flashinfer.jit.machine.target import CPU_LEVELS, Target, native_level
 from flashinfer.jit.modules import Matrix, families, family
 from flashinfer.jit.modules._family import kernels_of
 
-from ..support.drawn import IN_CI
 from ..support.headers import chains, compile_each, included, includes
+from ..support.slow import IN_CI
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include" / "flashinfer"
@@ -111,7 +111,7 @@ def passed(pytestconfig: pytest.Config) -> Path | None:
 
 @needs_gcc
 @needs_x86
-@pytest.mark.drawn(2)
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
 def test_each_cpu_header_compiles_alone(level, passed):
     """All headers for x86-64, those of cpu/ for other levels, for AVX512-BF16 those that test for it."""
