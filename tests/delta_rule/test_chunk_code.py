@@ -60,7 +60,7 @@ SHAPES_OF = {
 }
 
 
-@pytest.mark.slow_beyond(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SCANS)
 @pytest.mark.parametrize("arch", SHAPES)
 def test_spills_and_products(source: str, arch: str, tmp_path: Path) -> None:

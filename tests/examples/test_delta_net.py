@@ -85,7 +85,7 @@ def test_a_training_step_is_one_graph(model):
     assert counters["stats"]["unique_graphs"] == graphs <= 3
 
 
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_training_compiled_by_inductor(example, model):
     """Losses of twenty steps are eager's, the graph is one, and nothing that Inductor wrote is of these operators."""
     from torch._inductor.utils import run_and_get_code

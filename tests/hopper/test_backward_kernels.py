@@ -9,6 +9,7 @@ import pytest
 
 from ..support.device_code import assert_clean, compiled_for_hopper, sass_or_skip
 
+pytestmark = pytest.mark.slow  # compiles kernels
 HERE = Path(__file__).parent
 INSTANCES = 4  # two element types, two sizes of heads
 

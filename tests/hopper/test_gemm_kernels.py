@@ -9,6 +9,7 @@ import pytest
 
 from ..support.device_code import assert_clean, compiled_for_hopper, sass_or_skip
 
+pytestmark = pytest.mark.slow  # compiles kernels
 HERE = Path(__file__).parent
 TOKENS = (16, 32, 64, 96, 128, 160, 192, 224, 256)  # of a tile
 TOKENS_OF_8_BITS, FEW_TOKENS = TOKENS[:6], TOKENS[:3]

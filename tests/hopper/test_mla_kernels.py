@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ..support.device_code import assert_clean, compiled_for_hopper
 
+pytestmark = pytest.mark.slow  # compiles kernels
 HERE = Path(__file__).parent
 INSTANCES = 2  # loads by TMA, and gathered loads
 

@@ -23,10 +23,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return compiled_for_hopper(HERE / "prefill.cu", tmp_path_factory.mktemp("prefill"))
 
 
+@pytest.mark.slow
 def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None:
     assert_clean(compiled[1], "sm9016attention_kernel", INSTANCES)
 
 
+@pytest.mark.slow
 def test_products_run_on_the_tensor_cores(compiled: tuple[Path, str]) -> None:
     """For 64 rows and a tile of keys, S takes head_dim / 16 instructions and O keys / 16 (8 bits: / 32)."""
     sass = sass_or_skip(compiled[0])

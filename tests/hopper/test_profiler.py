@@ -14,6 +14,7 @@ import pytest
 
 from ..support.device_code import nvcc_or_skip, sass_or_skip
 
+pytestmark = pytest.mark.slow  # compiles kernels
 HERE = Path(__file__).parent
 INCLUDE = HERE.parents[1] / "include"
 ARCHS = ("80", "90a")
@@ -86,7 +87,6 @@ def registers(said: str) -> list[str]:
     return re.findall(r"Used \d+ registers, .*", said)
 
 
-@pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_events_that_are_off_cost_no_instruction_and_no_register(arch, nvcc, plain, tmp_path):
     off, bare, on = (tmp_path / f"{name}.cubin" for name in ("off", "bare", "on"))

@@ -57,6 +57,7 @@ def units(built: tuple[Path, str]) -> Callable[..., None]:
     return call
 
 
+@pytest.mark.slow
 def test_ptxas_keeps_products_asynchronous(built: tuple[Path, str]) -> None:
     said = built[1]
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)

@@ -35,11 +35,10 @@ from flashinfer.jit.specjson import to_json
 
 from ..support.cluster import FAKE, Cluster, environment, free_port
 from ..support.processes import ROOT, answer, answering, until
-from ..support.slow import IN_CI, few
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 SCRIPT = ROOT / "scripts" / "build_aot.py"
-KILLS = 20 if IN_CI else 2
+KILLS = 20
 
 
 @pytest.fixture
@@ -154,11 +153,12 @@ def test_files_of_the_project_travel_and_the_workers_copy_of_them_is_not_used(cl
     assert far["key"] != gen_page_module("cpu").key
 
 
+@pytest.mark.slow
 def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
     """Every module of the matrix, with one head size, has its local key, and every unit is compiled once."""
     for _ in range(4):
         cluster.worker(compiles=FAKE)
-    names = ["decode", *few({*families()} - {"decode"}, 3)]
+    names = families()
     words = [sys.executable, str(SCRIPT), "--backend", "cpu", "--families", ",".join(names), "--head-dims", "64"]
     words += ["--cluster", cluster.address, "--json", "--out-dir", str(tmp_path / "out")]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=180)
@@ -172,6 +172,7 @@ def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
     assert used == {"1", "2", "3", "4"}
 
 
+@pytest.mark.slow
 def test_a_cuda_module_has_the_bytes_of_a_local_build(cluster, make_spec, tmp_path):
     try:
         find_nvcc()
@@ -217,6 +218,7 @@ def test_a_compile_error_is_final_and_shown_as_here(cluster, make_spec, tmp_path
     assert Path(re.search(r"log: (\S+)", told)[1]).read_text().count("nothing") >= 1
 
 
+@pytest.mark.slow
 def test_workers_are_killed_at_random_moments(cluster, modules, tmp_path):
     """Four workers are killed and replaced.
 
@@ -246,7 +248,7 @@ def test_workers_are_killed_at_random_moments(cluster, modules, tmp_path):
     until(lambda: not [line for line in alive(place) if "sleep" in line], 60, "all compilers end")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_client_that_ends_ends_all_compilers(how, cluster, modules, tmp_path):
     _, file = modules(4)
     [cluster.worker(seconds=91.25) for _ in range(2)]

@@ -18,14 +18,14 @@ def few(values: Iterable[str], count: int = 1) -> list[str]:
 
 
 def mark_beyond(items: list[pytest.Item]) -> None:
-    """Mark all cases of a ``slow_beyond(count)`` test but ``count`` as slow.
+    """Mark all cases of a ``slow_beyond(count)`` test but ``count`` as slow, next to those that are marked already.
 
     The test's name seeds the choice, so every run makes the same one. A choice of every n-th case would keep
     one value of an inner parameter.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("slow_beyond") is not None:
+        if item.get_closest_marker("slow_beyond") is not None and item.get_closest_marker("slow") is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, every in cases.items():
         (count,) = every[0].get_closest_marker("slow_beyond").args  # type: ignore[union-attr]

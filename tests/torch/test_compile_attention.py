@@ -189,6 +189,7 @@ torch.testing.assert_close(got, sample.function(**inputs))
 """
 
 
+@pytest.mark.slow
 def test_a_cold_process_with_an_empty_cache(device, tmp_path: Path):
     root = Path(flashinfer.__file__).parents[1]
     places = dict(FLASHINFER_WORKSPACE_DIR=tmp_path / "ours", TORCHINDUCTOR_CACHE_DIR=tmp_path / "torchs")

@@ -98,7 +98,7 @@ def test_no_operator_is_registered_behind_the_list():
     assert registered == {f"flashinfer::{name}" for name in OPERATORS if name == portable(name)}
 
 
-@pytest.mark.slow_beyond(50)
+@pytest.mark.slow_beyond(30)
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_operators_keep_the_promises_of_their_schema(name, device):
     """Mutations, fake tensors, dynamic shapes, autograd: torch's own checks of a custom operator."""

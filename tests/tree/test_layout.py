@@ -21,7 +21,6 @@ from flashinfer.jit.modules import Matrix, families, family
 from flashinfer.jit.modules._family import kernels_of
 
 from ..support.headers import chains, compile_each, included, includes
-from ..support.slow import IN_CI
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include" / "flashinfer"
@@ -124,9 +123,10 @@ def test_each_cpu_header_compiles_alone(level, passed):
 
 
 @needs_nvcc
-def test_each_cuda_header_compiles_alone(passed):
-    """A local run compiles half of them, and the next run others."""
-    compile_each(NVCC, headers("cuda", "common", "attention"), passed, 1.0 if IN_CI else 0.5)
+@pytest.mark.slow_beyond(6)
+@pytest.mark.parametrize("chain", chains(headers("cuda", "common", "attention")), ids=lambda chain: chain[-1].name)
+def test_each_cuda_header_compiles_alone(chain, passed):
+    compile_each(NVCC, chain, passed)
 
 
 @pytest.mark.parametrize(
