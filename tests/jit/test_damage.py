@@ -64,7 +64,7 @@ class Interrupted:
         os.kill(builder.pid, signal.SIGKILL)
         builder.communicate()
         quick.touch()
-        until(lambda: try_hold_all(tmp_path / "runtime"), 30)
+        until(lambda: try_hold_all(tmp_path / "runtime"))
         for place in self.places:
             shutil.copytree(place, self.saved / place.name)
 

@@ -103,7 +103,7 @@ def test_signals_reach_the_program(tmp_path, process):
     assert traced.stdout.readline() == b"on\n"
     (tmp_path / "specs").unlink()
     traced.terminate()
-    assert traced.wait(timeout=30) == 128 + 15 and (tmp_path / "specs").exists()
+    assert traced.wait(timeout=300) == 128 + 15 and (tmp_path / "specs").exists()
     traced.stdout.close()
 
 

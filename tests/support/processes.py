@@ -94,15 +94,22 @@ def files_in(*roots: Path) -> list[Path]:
 
 
 class Compiler:
-    """A slower C++ compiler that logs the start and the end of each run."""
+    """A slower C++ compiler that logs the start and the end of each run. While it is held, no run ends."""
 
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.log, self.path = folder / "runs", folder / "slow-g++"
+    def __init__(self, folder: Path, seconds: float = 0) -> None:
+        self.log, self.path, self._held = folder / "runs", folder / "slow-g++", folder / "held"
         self.path.write_text(
             f"#!/bin/sh\ncase $1 in --version) exec g++ --version;; esac\necho + >> {self.log}\n"
-            f'sleep {seconds}\n{shutil.which("g++")} "$@"\nstatus=$?\necho - >> {self.log}\nexit $status\n'
+            f"sleep {seconds}\nwhile test -e {self._held}; do sleep 0.05; done\n"
+            f'{shutil.which("g++")} "$@"\nstatus=$?\necho - >> {self.log}\nexit $status\n'
         )
         self.path.chmod(0o755)
+
+    def hold(self) -> None:
+        self._held.touch()
+
+    def release(self) -> None:
+        self._held.unlink()
 
     def runs(self) -> Iterator[int]:
         """Yield the number of running compilers after each start and each end."""
