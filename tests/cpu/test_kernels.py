@@ -43,7 +43,7 @@ def missing(tool: str) -> list[str]:
     return [*names, *(["a CPU with AVX512-BF16"] if tool == "native" and not LEVEL.endswith("+avx512bf16") else [])]
 
 
-@pytest.mark.slow_beyond(12)
+@pytest.mark.slow_beyond(8)
 @pytest.mark.parametrize(("driver", "tool"), CASES)
 def test_kernels_against_double(driver, tool, tmp_path):
     if names := missing(tool):
