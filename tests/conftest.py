@@ -28,15 +28,18 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks for its temporary directory
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the session an Inductor cache of its own, without entries and locks of other runs.
+    """Give the session directories of its own: Inductor's cache and pytest's temporary files.
 
-    The session's workers share it, because Inductor compiles torch's headers once per cache, in ten seconds.
+    The session's workers share the cache, because Inductor compiles torch's headers once per cache, in ten
+    seconds. Another run of pytest would close the common temporary directory to other users, which tests become.
     """
     if not hasattr(config, "workerinput"):
-        folder = tempfile.mkdtemp(prefix="inductor-")
+        folder = tempfile.mkdtemp(prefix="flashinfer-tests-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
     # On a busy machine an example may wait for a CPU, and ten examples may take a second to draw.
     hypothesis.settings.register_profile(
         "busy machines", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
