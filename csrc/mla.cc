@@ -10,38 +10,26 @@
 
 #include "attention/lists.h"
 #include "attention/profiler.h"
+#include "attention/tables.h"
 #include "binding/binding.h"
 #include "mla_config.h"
 
 namespace flashinfer::binding {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-
 // `workspace` selects the device. The other tensors are on the host.
-void mla_plan(const Tensor& workspace, const Tensor& buffer, const OptionalTensor& qo_indptr, const Tensor& kv_lens,
-              int64_t num_heads, bool causal, int64_t max_items, int64_t max_merges, int64_t tile_rows, bool split) {
+void mla_plan(const Tensor& workspace, const Tensor& buffer, const Tensor& numbers, const OptionalTensor& qo_indptr,
+              const OptionalTensor& kv_lens, const OptionalTensor& kv_indptr, const OptionalTensor& kv_indices,
+              const OptionalTensor& last_page_len) {
   const Check check("mla_plan");
-  const View place(workspace, "workspace"), lens(kv_lens, "kv_lens");
-  check.rank(lens, 1, 1);
-  PlanRequest request{};
-  const int64_t batch_size = lens.size(0);
-  if (batch_size > INT32_MAX / 64) check.fail(lens, "got too many requests");
-  request.batch_size = static_cast<int32_t>(batch_size);
-  request.kv_lens = host_int32s(check, lens, batch_size);
-  if (qo_indptr) request.qo_indptr = host_int32s(check, View(*qo_indptr, "qo_indptr"), batch_size + 1);
-  if (num_heads < 1 || num_heads > INT32_MAX / 64)
-    check.fail("num_heads", "got " + std::to_string(num_heads) + ", wanted a positive number");
-  request.num_kv_heads = 1, request.group = static_cast<int32_t>(num_heads);
-  request.mask_mode = causal ? MaskMode::kCausal : MaskMode::kNone;
-  request.window_left = -1, request.split = split;
-  const int64_t rows = rows_of_requests(check, request);
-  const WorkLimits limits = mla_limits<0>(batch_size > 0 ? (rows + batch_size - 1) / batch_size : 0,
-                                          check.int32("tile_rows", tile_rows), place.device);
-  request.tile_rows = limits.tile_rows, request.places = limits.places;
-  request.min_chunk = limits.min_chunk, request.kv_step = limits.kv_step;
-  request.item_keys = limits.item_keys, request.merge_keys = limits.merge_keys;
-  write_lists(check, View(buffer, "buffer"), request, rows, max_items, max_merges);
+  const int device = View(workspace, "workspace").device;
+  const PlanNumbers given = PlanNumbers::of(check, View(numbers, "numbers"));
+  if (given.num_qo_heads < 1 || given.num_qo_heads > INT32_MAX / 64)
+    check.fail("num_heads", "got " + std::to_string(given.num_qo_heads) + ", wanted a positive number");
+  plan_batch(check, PlanTables(buffer, qo_indptr, kv_lens, kv_indptr, kv_indices, last_page_len), given,
+             [&](const PlanRequest&, int64_t mean_rows) {
+               return mla_limits<0>(mean_rows, check.int32("tile_rows", given.tile_rows), device);
+             });
 }
 
 enum Size { kMostItems, kMostMerges, kMostSlots, kRowsOfTile, kRowsOfSlot, kNumSizes };

@@ -6,7 +6,7 @@ import torch
 
 from ._attention.arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
 from ._attention.lists import Shape
-from ._attention.masks import MaskTensors
+from ._attention.masks import NO_MASKS
 from ._attention.scales import NO_SCALES
 from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
@@ -77,7 +77,7 @@ class BatchAttention(BatchWrapper):
         logits = logits_of(op, head_dim_qk, "NONE", -1, None, sm_scale, None, None)
         batch = self._batch(op, page_size, **given)
         self._events.wanted = bool(use_profiler)
-        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, MaskTensors(), page_size)
+        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, NO_MASKS, page_size)
 
     def _batch(
         self,
@@ -100,7 +100,13 @@ class BatchAttention(BatchWrapper):
         tables = Tables(op, self.device, non_blocking=True)
         indptr = tables.take("kv_indptr", None, kv_indptr)
         return Batch(
-            int(queries[-1]), queries, lens, num_pages, indptr, tables.take("kv_indices", None, kv_indices[:used])
+            int(queries[-1]),
+            queries,
+            lens,
+            num_pages,
+            indptr,
+            tables.take("kv_indices", None, kv_indices[:used]),
+            row_start=int(queries[0]),
         )
 
     def _move_to(self, device: torch.device) -> None:

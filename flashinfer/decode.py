@@ -17,19 +17,19 @@ from typing import Any
 import torch
 
 from . import _unsupported
-from ._attention.accepted import check_backend, check_hints, check_one_query, check_run, cut_of
+from ._attention.accepted import check_backend, check_hints, check_one_query, check_run
 from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
 from ._attention.engines import fast_decode_plan
-from ._attention.lists import Shape
-from ._attention.masks import MaskTensors
+from ._attention.masks import NO_MASK_REQUEST
 from ._attention.one_request import attend_one, run_one
 from ._attention.operators import operators_of_module
+from ._attention.request import PlanRequest, kind_of
 from ._attention.scales import Scale
-from ._attention.tables import Tables, on_host, paged_batch
+from ._attention.signature import HostTables
 from ._attention.wrapper import BatchWrapper
 from ._compat import elsewhere
-from ._ops.indices import index_tables
+from ._ops.indices import index_table
 from ._ops.numbers import whole
 from ._ops.tensors import check_dims
 from .jit.modules.decode import (
@@ -57,6 +57,7 @@ __all__ = [
 # FlashInfer has these names here too. Other families are imported when they are used.
 __getattr__ = elsewhere(__name__, {"BatchDecodeMlaWithPagedKVCacheWrapper": "mla", "get_seq_lens": "page"})
 
+_TABLES = ("indptr", "indices", "last_page_len")
 _CALLS = BoundCalls("decode", 2)
 
 
@@ -283,23 +284,24 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         Under CUDA graphs the first plan fixes the sizes for later ones. A replay uses the captured scales,
         windows, modes and dtypes, and the current tables.
         """
-        op = f"{self._name}.plan"
-        check_one_query(op, q_len_per_req)
-        q_data_type, kv_data_type = q_data_type or data_type or "float16", kv_data_type or data_type
-        o_data_type = self._dtype_o or o_data_type
-        shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type, o_data_type)
-        logits = logits_of(
-            op, head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+        op = self._plan_op
+        if not (q_len_per_req == 1 and type(q_len_per_req) is int):
+            check_one_query(op, q_len_per_req)
+        kind = kind_of(
+            op, num_qo_heads, num_kv_heads, head_dim, None, True, page_size, False, pos_encoding_mode, window_left,
+            logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type or data_type or "float16",
+            kv_data_type or data_type, self._dtype_o or o_data_type, fixed_split_size, disable_split_kv,
+        )  # fmt: skip
+        indptr = index_table(op, "indptr", indptr)
+        indices, last = index_table(op, "indices", indices), index_table(op, "last_page_len", last_page_len)
+        if seq_lens is not None or block_tables is not None:
+            check_hints(op, indptr.numel() - 1, seq_lens, block_tables)
+        tables = HostTables(None, None, indptr, indices, last)
+        self._compile(
+            PlanRequest(op, kind, tables, _TABLES, (None, *self._paged_buffers), NO_MASK_REQUEST, non_blocking)
         )
-        tables = Tables(op, self.device, non_blocking)
-        given = index_tables(op, indptr=indptr, indices=indices, last_page_len=last_page_len)
-        check_hints(op, given["indptr"].numel() - 1, seq_lens, block_tables)
-        near = on_host(given["indptr"], given["last_page_len"])
-        batch = paged_batch(tables, self._paged_buffers, None, page_size, near, **given)
-        self._cut = cut_of(op, fixed_split_size, disable_split_kv, page_size)
-        self._plan(batch, shape, logits, NON_CAUSAL, MaskTensors(), page_size, tables)
         if not self._use_cuda_graph:
-            self._paged_kv_last_page_len_buf = given["last_page_len"]
+            self._paged_kv_last_page_len_buf = last
 
     begin_forward = plan
 

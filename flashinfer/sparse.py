@@ -142,7 +142,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
         qo_indptr = torch.clamp(torch.arange(rows + 1, device="cpu") * R, max=M).to(torch.int32)
         tables = Tables(op, self.device, non_blocking)
         last = torch.full((rows,), C, dtype=torch.int32, device="cpu")
-        batch = paged_batch(tables, (None, None, None), qo_indptr, C, [near, last], **given, last_page_len=last)
+        batch = paged_batch(tables, qo_indptr, C, given["indptr"], near, given["indices"], last)
         if batch.kv_rows > N // C:
             raise ValueError(f"{op}: indices: got column {batch.kv_rows - 1}, wanted at most {N // C - 1}")
         custom = None
@@ -310,8 +310,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         )
         tables = Tables(op, self.device, non_blocking)
         last = torch.full((pages.numel(),), page, dtype=torch.int32, device="cpu")
-        given = {"indptr": indptr, "indices": indices.to(torch.int32), "last_page_len": last}
-        batch = paged_batch(tables, (None, None, None), qo_indptr, page, [indptr, last], **given)
+        batch = paged_batch(tables, qo_indptr, page, indptr, indptr, indices.to(torch.int32), last)
         custom = None
         if causal:
             first = (row_sizes.cumsum(1) - row_sizes + kv_len - qo_len).flatten()

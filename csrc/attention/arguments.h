@@ -78,27 +78,21 @@ struct VariantArguments {
   }
 };
 
-#define FLASHINFER_ATTENTION_PLAN(X) \
-  X(Written<'a'>, buffer)            \
-  X(OptionalTensor, qo_indptr)       \
-  X(Tensor, kv_lens)                 \
-  X(int64_t, num_qo_heads)           \
-  X(int64_t, num_kv_heads)           \
-  X(int64_t, head_dim_qk)            \
-  X(int64_t, head_dim_vo)            \
-  X(int64_t, dtype_q)                \
-  X(int64_t, dtype_kv)               \
-  X(int64_t, dtype_o)                \
-  X(int64_t, mask_mode)              \
-  X(int64_t, window_left)            \
-  X(int64_t, device)                 \
-  X(int64_t, max_items)              \
-  X(int64_t, max_merges)             \
-  X(int64_t, tile_rows)              \
-  X(bool, split)                     \
-  X(int64_t, kv_chunk)               \
-  X(int64_t, variant)
-FLASHINFER_ARGUMENTS(PlanArguments, FLASHINFER_ATTENTION_PLAN)
+// Another plan of the calls that a handle stands for.
+#define FLASHINFER_ATTENTION_REBIND(X) \
+  X(int64_t, handle)                   \
+  X(OptionalTensor, plan)              \
+  X(OptionalTensor, kv_indptr)         \
+  X(OptionalTensor, kv_indices)        \
+  X(int64_t, batch_size)               \
+  X(int64_t, max_items)                \
+  X(int64_t, max_merges)               \
+  X(int64_t, max_slots)                \
+  X(int64_t, tile_rows)                \
+  X(int64_t, slot_rows)                \
+  X(int64_t, rows)                     \
+  X(int64_t, kv_rows)
+FLASHINFER_ARGUMENTS(RebindArguments, FLASHINFER_ATTENTION_REBIND)
 
 // Expectations of bind() about later calls. -1 accepts anything.
 #define FLASHINFER_ATTENTION_EXPECTED(X) \

@@ -70,6 +70,12 @@ struct Bound {
     expected.config.variant = setting.variant;
     require_covered(expected.config);
   }
+
+  Bound(const Check& check, const Bound& like, const RebindArguments& given)
+      : expected(like.expected), setting(like.setting), stream(like.stream.load()) {
+    expected.rows = given.rows, expected.kv_rows = given.kv_rows;
+    setting.replan(check, given);
+  }
 };
 
 // The handles of this process. Never destroyed: a thread may still call when the process ends.
@@ -107,6 +113,15 @@ inline void bind(StableIValue* stack, uint64_t, uint64_t) {
   const BindSetting given = BindSetting::take(next);
   const VariantArguments parameters = VariantArguments::take(next);
   BoundTable::get().put(call.handle, std::make_shared<const Bound>(check, call, given, parameters));
+}
+
+// Gives a handle's calls the tables of another plan. An error changes nothing.
+inline void rebind(StableIValue* stack, uint64_t, uint64_t) {
+  const Check check("rebind");
+  const StableIValue* next = stack;
+  const RebindArguments given = RebindArguments::take(next);
+  const std::shared_ptr<const Bound> like = BoundTable::get().find(check, given.handle);
+  BoundTable::get().put(given.handle, std::make_shared<const Bound>(check, *like, given));
 }
 
 inline void unbind(int64_t handle) { BoundTable::get().drop(handle); }
@@ -260,11 +275,12 @@ inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
   call.run(results.out, results.lse ? floats_of(*results.lse) : nullptr);
 }
 
-// bind() and unbind() are registered for every device: they may have no tensor argument.
+// bind(), rebind() and unbind() are registered for every device: they may have no tensor argument.
 #define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)                                           \
   STABLE_TORCH_LIBRARY_FRAGMENT(ns, m) {                                                      \
     using namespace flashinfer::binding;                                                      \
     m.def(schema_of<ExpectedArguments, BindSetting, VariantArguments>("bind").c_str());       \
+    m.def(schema_of<RebindArguments>("rebind").c_str());                                      \
     m.def("unbind(int handle) -> ()");                                                        \
     m.def("stream_of(int handle) -> int");                                                    \
     m.def(schema_of<BoundTensors, BoundScales>("run_bound", "Tensor").c_str());               \
@@ -278,6 +294,7 @@ inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
   }                                                                                           \
   STABLE_TORCH_LIBRARY_IMPL(ns, CompositeExplicitAutograd, m) {                               \
     m.impl("bind", flashinfer::binding::bind);                                                \
+    m.impl("rebind", flashinfer::binding::rebind);                                            \
     m.impl("unbind", flashinfer::binding::box<flashinfer::binding::unbind>);                  \
     m.impl("stream_of", flashinfer::binding::box<flashinfer::binding::stream_of>);            \
   }

@@ -13,7 +13,23 @@ namespace flashinfer::binding {
 // The plan's buffer, int32: a header, lengths of queries and keys, merges, items, and a ticket per merge and
 // head.
 constexpr int64_t kPlanHeader = 16;
-enum PlanField { kItems, kMerges, kTileRows, kSlotRows, kSlots, kMaxItems, kMaxMerges, kMaxSlots, kNeeded };
+enum PlanField {
+  kItems,
+  kMerges,
+  kTileRows,
+  kSlotRows,
+  kSlots,
+  kMaxItems,
+  kMaxMerges,
+  kMaxSlots,
+  kNeeded,
+  kGood,  // 0: tables do not fit each other
+  kRows,
+  kRowStart,
+  kKvRows,
+  kKvStart,
+  kKvEnd,
+};
 
 struct PlanLayout {
   int64_t qo_lens, kv_lens, merges, items, size;
@@ -62,6 +78,15 @@ inline int64_t rows_of_requests(const Check& check, const PlanRequest& request) 
   return rows;
 }
 
+// Returns the buffer of a plan after a check that it has room for a header.
+inline int32_t* plan_header(const Check& check, const View& buffer) {
+  check.dtype(buffer, {DType::kInt32});
+  check.contiguous(buffer);
+  if (buffer.device_type != aoti_torch_device_type_cpu()) check.fail(buffer, "got a tensor of a device");
+  if (buffer.numel < kPlanHeader) check.fail(buffer, "got fewer than 16 elements");
+  return static_cast<int32_t*>(buffer.data);
+}
+
 // Makes the plan of `request` and writes it. `rows`: an upper bound on the rows of queries. `max_items` and
 // `max_merges`: the capacity of the lists if a captured graph fixes it, otherwise 0. A buffer that is too
 // small gets only the header, which contains the needed size.
@@ -72,11 +97,7 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
   // Bounds for all lengths of as many requests and rows.
   const int64_t most_tiles = rows / request.tile_rows + batch_size;
   const int64_t most_pieces = request.places / request.num_kv_heads + 1;
-  check.dtype(buffer, {DType::kInt32});
-  check.contiguous(buffer);
-  if (buffer.device_type != aoti_torch_device_type_cpu()) check.fail(buffer, "got a tensor of a device");
-  if (buffer.numel < kPlanHeader) check.fail(buffer, "got fewer than 16 elements");
-  auto* data = static_cast<int32_t*>(buffer.data);
+  int32_t* data = plan_header(check, buffer);
   const int64_t items = static_cast<int64_t>(made.items.size()), merges = static_cast<int64_t>(made.merges.size());
   if ((max_items > 0 && items > max_items) || (max_merges > 0 && merges > max_merges))
     check.fail("plan", "got " + std::to_string(items) + " work items and " + std::to_string(merges) +
@@ -85,7 +106,6 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
   const int64_t room_of_merges = max_items > 0 ? max_merges : merges;
   const PlanLayout layout(batch_size, max_items > 0 ? max_items : items, room_of_merges);
   const int64_t needed = layout.size + room_of_merges * request.num_kv_heads;
-  std::fill(data, data + kPlanHeader, 0);
   data[kItems] = static_cast<int32_t>(items), data[kMerges] = static_cast<int32_t>(merges);
   data[kTileRows] = request.tile_rows, data[kSlotRows] = made.slot_rows, data[kSlots] = made.num_slots;
   data[kMaxItems] = static_cast<int32_t>(most_tiles + most_pieces);

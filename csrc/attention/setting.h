@@ -78,7 +78,7 @@ struct Setting {
         paged(given.kv_indices.has_value()),
         planned(given.plan.has_value()) {
     put_tables(check, given);
-    if (planned) put_plan(check, given);
+    if (planned) put_plan(check, given), put_workspace(check, given);
     put_masks(check, given);
     params.o_scale = static_cast<float>(given.o_scale);
     params.rope_rcp_scale = 1.0 / given.rope_scale;
@@ -91,6 +91,17 @@ struct Setting {
 #undef FLASHINFER_SCALAR_
     put_profiler_of(check, params, parameters, place);
     (void)parameters;  // a variant may have none
+  }
+
+  // The same call of another plan: tables and lists are others.
+  template <typename Given>
+  void replan(const Check& check, const Given& given) {
+    if (paged != given.kv_indices.has_value() || !planned) check.fail("kv_indices", "got another kind of keys");
+    max_slots = given.max_slots;
+    put_tables(check, given);
+    put_plan(check, given);
+    if (max_slots > 0 && workspace.data == nullptr)
+      check.fail("float_workspace", "got none, wanted one for split keys");
   }
 
  private:
@@ -115,8 +126,14 @@ struct Setting {
     const View lists(*given.plan, "plan");
     place.must_hold(check, lists);
     tickets = use_plan(check, params, lists, given.batch_size);
-    if (max_slots <= 0) return;
-    if (!given.float_workspace) check.fail("float_workspace", "got none, wanted one for split keys");
+  }
+
+  template <typename Given>
+  void put_workspace(const Check& check, const Given& given) {
+    if (!given.float_workspace) {
+      if (max_slots > 0) check.fail("float_workspace", "got none, wanted one for split keys");
+      return;
+    }
     const View bytes(*given.float_workspace, "float_workspace");
     place.must_hold(check, bytes);
     check.contiguous(bytes);

@@ -11,7 +11,7 @@ from ..jit.capture import refuse_capture
 from ..jit.modules.prefill import check_kernels
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .lists import Shape
-from .masks import MaskRequest, MaskTensors, masks_of
+from .masks import NO_MASKS, MaskRequest, masks_of
 from .tables import Batch, Tables
 from .wrapper import BatchWrapper
 
@@ -91,10 +91,10 @@ class BlockSparse(BatchWrapper):
     ) -> None:
         """Make the plan. ``options`` are logits_soft_cap, sm_scale, rope_scale and rope_theta."""
         logits = logits_of(tables.op, shape.head_dim_qk, "NONE", -1, *options)
-        masks = MaskTensors()
+        masks = NO_MASKS
         if custom_mask is not None or packed_mask is not None:
             masks = masks_of(tables, batch, MaskRequest(custom_mask, packed_mask), None, False)
-        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, page_size, tables)
+        self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, masks, page_size)
 
     def _options(
         self,

@@ -25,7 +25,7 @@ from .._ops.errors import raise_as_callers_mistake
 from .._ops.route import call_handle
 from .arguments import Logits, parameters_of, variant_of
 from .kernels import kernels_of_one
-from .lists import Shape
+from .lists import Lists, Shape
 from .operators import Operators, builtin_operators
 from .scales import NO_SCALES, Scale
 from .signature import Expected, Parameters, Setting
@@ -45,7 +45,7 @@ class Bound:
     """Handle of a module's bound calls of one kind. The module frees them with this object."""
 
     __slots__ = (
-        "_handle", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_stream", "_tensors", "_unbind",
+        "_handle", "_rebind", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_stream", "_tensors", "_unbind",
     )  # fmt: skip
 
     def __init__(self, operators: Operators, expected: Expected, setting: Setting, parameters: Parameters) -> None:
@@ -55,13 +55,20 @@ class Bound:
         self._tensors = setting, parameters  # kept alive: the module knows where they are
         # The inner operator is unknown to Dynamo and becomes no node of a graph.
         namespace.bind.default._op(*expected._replace(handle=self._handle), *setting, *parameters)
-        self._unbind, self._run, self._run_lse, self._run_out, self._stream = (
+        self._unbind, self._run, self._run_lse, self._run_out, self._stream, self._rebind = (
             operator.default._handle
             for operator in (
                 namespace.unbind, namespace.run_bound, namespace.run_bound_lse, namespace.run_bound_out,
-                namespace.stream_of,
+                namespace.stream_of, namespace.rebind,
             )
         )  # fmt: skip
+
+    def rebind(self, setting: Setting, lists: Lists, rows: int, kv_rows: int) -> None:
+        """Serve another plan, which differs in its tables only. Change nothing if that fails."""
+        call_handle(
+            self._rebind, self._handle, lists.plan, setting.kv_indptr, setting.kv_indices, *lists[2:], rows, kv_rows
+        )
+        self._tensors, self._refusals = (setting, self._tensors[1]), 0
 
     def stream(self) -> int:
         """Return the handle of the last call's stream, -1 before the first call."""

@@ -7,7 +7,6 @@ tests/integrations/test_contract.py checks them.
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -210,7 +209,7 @@ def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
     cut = requests.cut
     if given.fixed_split_size is not None or given.disable_split_kv:
         cut = cut_of(op, given.fixed_split_size, given.disable_split_kv, given.page_size)
-    wrapper._make_and_take(replace(requests, batch=batch, cut=cut), Options(logits, causal))
+    wrapper._replan(requests._replace(batch=batch, cut=cut), Options(logits, causal))
     return wrapper._plan_info or []
 
 
@@ -235,11 +234,10 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
     if wrapper._family != "decode" and given.qo_indptr is not None:
         qo_indptr = given.qo_indptr.clone()
         check_indptr(op, "qo_indptr", qo_indptr, given.batch_size)
-    rows = given.batch_size if qo_indptr is None else int(qo_indptr[-1])
+    rows, row_start = (given.batch_size, 0) if qo_indptr is None else (int(qo_indptr[-1]), int(qo_indptr[0]))
     pages = check_indices(op, "indices", indices, "kv_indptr", first, used)
     near = wrapper.device
-    start = 0 if qo_indptr is None else int(qo_indptr[0])
-    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near), row_start=start)
+    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near), row_start=row_start)
 
 
 def fast_decode_plan(

@@ -1,11 +1,7 @@
-"""Lists of a plan: what the operator ``plan`` makes of a batch's lengths, and buffers that hold those.
+"""Lists of a plan: work items, merges, and the buffers that hold them.
 
-They are written into memory of their own on the host (pinned where the wrapper is for CUDA, so that the copy waits for
-nobody, and fresh, so that none that is still on its way is overwritten) and copied from there into the wrapper's
-``int_workspace_buffer``.
-
-What a family plans is its problem: here attention's, of signature.py. Another family brings a class with the same
-properties, whose fields are the arguments of its operator.
+One native call checks the tables of a batch, computes lengths of keys and schedules the work. It writes new host memory,
+which is pinned for CUDA. The copy into ``int_workspace_buffer`` then does not wait and overwrites no copy in flight.
 """
 
 from __future__ import annotations
@@ -20,12 +16,13 @@ from .._ops.dtypes import NUMBERS, dtype_of
 from .._ops.numbers import positive
 from .operators import call
 from .scales import output_dtype
-from .signature import Problem
-from .tables import refuse_graph
+from .signature import HostTables, Problem
 
 INT_WORKSPACE = 8 << 20  # bytes
+MOST_NUMBERS = 256  # kinds of plans with cached numbers
 _HEADER = 16
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
+_GOOD, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
 
 
 @dataclass(frozen=True)
@@ -75,21 +72,16 @@ class Shape:
             o = dtype_of(op, "o_data_type", o_data_type)
         return cls(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q, kv, o)
 
-    @property
-    def fixed(self) -> tuple[int, ...]:
-        """Return the numbers that every problem of this shape shares; see :class:`Bounds`."""
-        return self.problem(None, torch.empty(0, dtype=torch.int32, device="cpu")).fixed
-
-    def problem(self, qo_indptr: torch.Tensor | None, kv_lens: torch.Tensor) -> Problem:
-        """Return the problem of a batch: ``[batch_size + 1]`` and ``[batch_size]`` int32 on the host."""
+    def problem(self, *rest: int) -> Problem:
+        """Return the numbers of plans of this shape. ``rest`` begins with ``mask_mode``."""
         return Problem(
-            qo_indptr, kv_lens, self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo,
-            NUMBERS[self.dtype_q], NUMBERS[self.dtype_kv], NUMBERS[self.dtype_o],
+            self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo, NUMBERS.get(self.dtype_q, 0),
+            NUMBERS.get(self.dtype_kv, 0), NUMBERS.get(self.dtype_o, 0), *rest,
         )  # fmt: skip
 
 
 class Lists(NamedTuple):
-    """A plan as operators take it: arguments of :class:`Setting`."""
+    """Arguments of :class:`Setting` that a plan determines."""
 
     plan: torch.Tensor
     float_workspace: torch.Tensor
@@ -101,9 +93,28 @@ class Lists(NamedTuple):
     slot_rows: int
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Sizes that a captured graph has in its launches: what later plans must fit into."""
+class Made(NamedTuple):
+    """A plan on the host, and the sizes that its tables give."""
+
+    host: torch.Tensor
+    header: list[int]
+    problem: Problem
+    batch_size: int
+    bounds: Bounds | None
+
+    @property
+    def kv_lens(self) -> torch.Tensor:
+        """Return the lengths of keys, on the host."""
+        return self.host[_HEADER + self.batch_size : _HEADER + 2 * self.batch_size]
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Return end and start of queries, pages or rows of keys, and the first and last offset of keys."""
+        return tuple(self.header[_ROWS : _KV_END + 1])
+
+
+class Bounds(NamedTuple):
+    """Sizes in the launches of a captured graph. Later plans must fit into them."""
 
     fixed: tuple[int, ...]
     num_queries: int
@@ -121,10 +132,11 @@ class Scheduler:
         self.split = True  # whether keys may be cut
         self._guess = 1 << 12
         self._fitting: dict[tuple[Any, ...], bool] = {}
+        self._numbers: dict[Problem, torch.Tensor] = {}
         self.reset(float_workspace_buffer, None)
 
     def reset(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None) -> None:
-        """Take other buffers; plans made before are none of theirs."""
+        """Replace the workspaces. Existing plans become invalid."""
         self.float_workspace = _bytes(self.op, "float_workspace_buffer", float_workspace_buffer)
         self.device = self.float_workspace.device
         if int_workspace_buffer is None:
@@ -137,50 +149,76 @@ class Scheduler:
         self.int_workspace = ints[: ints.numel() // 4 * 4].view(torch.int32)
         self.bounds: Bounds | None = None
         self.header: list[int] = []  # of the last plan
+        self.device_index = self.device.index or 0
+        self._pin = self.device.type == "cuda"
 
-    def make(self, plan: Callable[..., None], problem: Problem) -> Lists:
-        """Plan. What was planned before is overwritten.
+    def make(
+        self, plan: Callable[..., None], problem: Problem, tables: HostTables, fixed: tuple[int, ...] | None = None
+    ) -> Made | None:
+        """Plan on the host, and write nothing that a run reads. Return ``None`` if tables do not fit each other.
+
+        Args:
+            plan: the operator: (buffer, numbers, tables ...).
+            problem: numbers of the batch; bounds of captured graphs are added.
+            tables: tables on the host.
+            fixed: numbers that plans of one captured graph have in common, by default the problem's.
 
         Raises:
-            ValueError: a buffer that is too small, or a plan that does not fit what a graph was captured with.
+            ValueError: a plan that does not fit a captured graph.
         """
-        refuse_graph()
-        problem = problem._replace(device=self.device.index or 0, split=self.split and problem.split)
-        bounds = self._bounds_for(plan, problem) if self.use_cuda_graph else None
-        if bounds is not None:
+        if not self.split:
+            problem = problem._replace(split=0)
+        bounds = None
+        if self.use_cuda_graph:
+            bounds = self._bounds_for(plan, problem, tables, problem.fixed if fixed is None else fixed)
+            if bounds is None:
+                return None
             problem = problem._replace(
                 max_items=bounds.max_items, max_merges=bounds.max_merges, tile_rows=bounds.tile_rows
             )
-        host = self._host_buffer(self._guess)
-        header = self._call(plan, host, problem)
-        if header[_NEEDED] > host.numel():
-            host = self._host_buffer(header[_NEEDED])
-            header = self._call(plan, host, problem)
-        needed, self._guess = header[_NEEDED], max(header[_NEEDED] * 5 // 4, 1 << 12)
+        host = torch.empty(self._guess, dtype=torch.int32, device="cpu", pin_memory=self._pin)
+        header = self._call(plan, host, problem, tables)
+        if not header[_GOOD]:
+            return None
+        needed = header[_NEEDED]
+        if needed > self._guess:
+            host = torch.empty(needed, dtype=torch.int32, device="cpu", pin_memory=self._pin)
+            header = self._call(plan, host, problem, tables)
+        self._guess = max(needed * 5 // 4, 1 << 12)
+        lens = tables.kv_lens if tables.kv_indptr is None else tables.kv_indptr
+        assert lens is not None
+        return Made(host, header, problem, lens.numel() - (tables.kv_indptr is not None), bounds)
+
+    def write(self, made: Made) -> Lists:
+        """Copy a plan to the device, over the last one.
+
+        Raises:
+            ValueError: a workspace that is too small, or more partial results than a captured graph has room for.
+        """
+        header, bounds = made.header, made.bounds
+        needed = header[_NEEDED]
         if bounds is None:
             sizes = (header[_ITEMS], header[_MERGES], header[_SLOTS], header[_TILE_ROWS], header[_SLOT_ROWS])
         else:
             sizes = (bounds.max_items, bounds.max_merges, bounds.max_slots, bounds.tile_rows, bounds.tile_rows)
-        self._check_room(problem, header, needed, sizes)
+        self._check_room(made.problem, header, needed, sizes)
         lists = self.int_workspace[:needed]
-        lists.copy_(host[:needed], non_blocking=True)
+        lists.copy_(made.host[:needed], non_blocking=True)
         self.bounds, self.header = bounds, header
-        return Lists(lists, self.float_workspace, problem.batch_size, *sizes)
+        return Lists(lists, self.float_workspace, made.batch_size, *sizes)
 
     def kv_lens_of(self, lists: Lists) -> torch.Tensor:
         """Return the lengths of keys in a plan's lists, ``[batch_size]``."""
         return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
     def fits(self, plan: Callable[..., None], problem: Problem, tile_rows: int) -> bool:
-        """Return whether another variant's kernels take lists of tiles with as many rows; ``plan`` is its operator."""
+        """Return whether the kernels of another variant take lists with tiles of so many rows. ``plan`` is its operator."""
         key = (*problem.fixed, problem.variant, tile_rows)
         if key not in self._fitting:
-            nothing = torch.empty(0, dtype=torch.int32, device="cpu")
-            empty = problem._replace(
-                qo_indptr=None, kv_lens=nothing, tile_rows=tile_rows, device=self.device.index or 0
-            )
+            nothing = HostTables(kv_lens=torch.empty(0, dtype=torch.int32, device="cpu"))
+            empty = problem._replace(tile_rows=tile_rows, device=self.device_index)
             try:
-                header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), empty)
+                header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), empty, nothing)
                 self._fitting[key] = header[_TILE_ROWS] == tile_rows
             except RuntimeError as err:
                 if "no tile of" not in str(err):
@@ -188,27 +226,34 @@ class Scheduler:
                 self._fitting[key] = False
         return self._fitting[key]
 
-    def _call(self, plan: Callable[..., None], buffer: torch.Tensor, problem: Problem) -> list[int]:
-        refuse_graph()
-        call(self.op, plan, buffer, *problem)
+    def _call(self, plan: Callable[..., None], buffer: torch.Tensor, problem: Problem, tables: HostTables) -> list[int]:
+        numbers = self._numbers.get(problem)
+        if numbers is None:
+            if len(self._numbers) >= MOST_NUMBERS:
+                self._numbers.clear()
+            numbers = self._numbers[problem] = problem.tensor()
+        call(self.op, plan, buffer, numbers, *tables)
         return buffer[:_HEADER].tolist()
 
-    def _host_buffer(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=self.device.type == "cuda")
-
-    def _bounds_for(self, plan: Callable[..., None], problem: Problem) -> Bounds:
-        """Return the bounds that the first plan fixed, or fix them if this is the first."""
+    def _bounds_for(
+        self, plan: Callable[..., None], problem: Problem, tables: HostTables, fixed: tuple[int, ...]
+    ) -> Bounds | None:
+        """Return the bounds that the first plan fixed. If this plan is the first, return those that it fixes."""
         bounds = self.bounds
-        if bounds is not None and bounds.fixed == problem.fixed:
-            if problem.num_queries > bounds.num_queries:
+        if bounds is not None and bounds.fixed == fixed:
+            queries = tables.qo_indptr
+            count = bounds.num_queries if queries is None or queries.numel() == 0 else int(queries[-1])
+            if count > bounds.num_queries:
                 raise ValueError(
-                    f"{self.op}: qo_indptr: got {problem.num_queries} queries, and the first plan of this wrapper, which fixed"
+                    f"{self.op}: qo_indptr: got {count} queries, and the first plan of this wrapper, which fixed"
                     f" what a CUDA graph is captured with, had {bounds.num_queries}"
                 )
             return bounds
-        header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem)
+        header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem, tables)
+        if not header[_GOOD]:
+            return None
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
-        return Bounds(problem.fixed, problem.num_queries, *sizes)
+        return Bounds(fixed, header[_ROWS], *sizes)
 
     def _check_room(self, problem: Problem, header: Sequence[int], needed: int, sizes: tuple[int, ...]) -> None:
         _, _, max_slots, _, slot_rows = sizes

@@ -34,6 +34,9 @@ class MaskTensors:
         return MULTI_ITEM if self.prefix_len is not None else CUSTOM if self.packed is not None else None
 
 
+NO_MASKS = MaskTensors()
+
+
 @dataclass(frozen=True)
 class MultiItem:
     """Checked arguments of multi-item scoring, from :func:`multi_item`."""
@@ -147,8 +150,35 @@ class MaskRequest:
     buffers: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)  # of packed masks and their offsets
 
     @property
+    def mode(self) -> int | None:
+        """Return the mask mode that is asked for, ``None`` for none beyond causal."""
+        if self.items is not None:
+            return MULTI_ITEM
+        return None if self.custom_mask is None and self.packed_custom_mask is None else CUSTOM
+
+    @property
     def prefix_len(self) -> torch.Tensor | None:
         return None if self.items is None else self.items.prefix_len
+
+
+NO_MASK_REQUEST = MaskRequest()
+
+
+def mask_request(
+    op: str,
+    custom_mask: torch.Tensor | None,
+    packed_custom_mask: torch.Tensor | None,
+    prefix_len_ptr: object,
+    token_pos_in_items_ptr: object,
+    token_pos_in_items_len: Any,
+    max_item_len_ptr: object,
+    buffers: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> MaskRequest:
+    """Return the checked arguments of those names. ``buffers``: of a captured graph."""
+    items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+    if custom_mask is None and packed_custom_mask is None and items is None:
+        return NO_MASK_REQUEST
+    return MaskRequest(custom_mask, packed_custom_mask, items, buffers)
 
 
 def masks_of(

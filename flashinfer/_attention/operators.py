@@ -137,6 +137,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "run": _fake_run,
     "plan": lambda *_: None,
     "bind": lambda *_: None,
+    "rebind": lambda *_: None,
     "unbind": lambda *_: None,
     "stream_of": lambda *_: -1,
     "run_bound": _fake_out,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -13,7 +12,7 @@ from .accepted import BALANCED, Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
 from .bound import Bound, bind_plan
 from .lists import Lists, Shape
-from .masks import MaskTensors
+from .masks import NO_MASKS, MaskTensors
 from .operators import Operators
 from .signature import Parameters, Setting
 from .tables import Batch
@@ -44,8 +43,7 @@ class Extent(NamedTuple):
         return Extent(self.causal and other.causal, -1 if min(windows) < 0 else max(windows))
 
 
-@dataclass(frozen=True)
-class Requests:
+class Requests(NamedTuple):
     """The part of a plan that no option changes."""
 
     batch: Batch
@@ -63,8 +61,7 @@ class Requests:
         return Extent(self.mask_mode(options) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1))
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Requests, lists and options, ready to run."""
 
     requests: Requests
@@ -92,33 +89,22 @@ class Plan:
 
 
 def make_plan(
-    requests: Requests, lists: Lists, extent: Extent, options: Options, operators: Operators, *,
+    requests: Requests, lists: Lists, extent: Extent, options: Options, operators: Operators, former: Plan | None, *,
     device: torch.device, graph_rows: int | None, more_rows: bool,
 ) -> Plan:  # fmt: skip
     """Join lists of work with the options of a plan.
 
     Args:
-        graph_rows: where one captured graph serves all plans, the queries that it was captured for: what it compares
-            with is the same for all.
+        former: the last plan with these options. Its calls are taken over if they differ in tables only.
+        graph_rows: queries of the captured graph that serves all plans, to which each of them is compared.
         more_rows: queries may be more than were planned.
     """
     batch, shape, masks, logits = requests.batch, requests.shape, requests.masks, options.logits
     setting = Setting(
-        **lists._asdict(),
-        kv_indptr=batch.kv_indptr,
-        kv_indices=batch.kv_indices,
-        custom_mask=masks.packed,
-        mask_indptr=masks.indptr,
-        prefix_len=masks.prefix_len,
-        token_pos_in_items=masks.token_pos_in_items,
-        token_pos_in_items_len=masks.token_pos_in_items_len,
-        kv_layout=requests.kv_layout,
-        mask_mode=requests.mask_mode(options),
-        window_left=logits.window_left,
-        rope_scale=logits.rope_scale,
-        rope_theta=logits.rope_theta,
-        variant=operators.variant,
-    )
+        batch.kv_indptr, batch.kv_indices, *lists, masks.packed, masks.indptr, masks.prefix_len, masks.token_pos_in_items,
+        masks.token_pos_in_items_len, requests.kv_layout, requests.mask_mode(options), logits.window_left, 1.0,
+        logits.rope_scale, logits.rope_theta, operators.variant,
+    )  # fmt: skip
     parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
     rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
     window = max(logits.window_left, -1) + 1
@@ -126,10 +112,26 @@ def make_plan(
     sizes = as_shape((rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window))
     bound = None
     if isinstance(parameters, Parameters) and requests.given is None and not operators.profiler:
-        bound = bind_plan(
-            operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, setting, parameters
-        )
+        if former is not None and former.bound is not None and _same_calls(former, requests, operators):
+            bound = former.bound
+            bound.rebind(setting, lists, batch.rows, batch.kv_rows)
+        else:
+            bound = bind_plan(
+                operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, setting, parameters
+            )
     return Plan(requests, lists, extent, options, operators, setting, parameters, sizes, bound)
+
+
+def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
+    """Return whether calls of a plan with the same options differ from the former's in tables only."""
+    before = former.requests
+    return (
+        former.operators is operators
+        and before.shape == requests.shape
+        and before.page_size == requests.page_size
+        and before.masks is NO_MASKS
+        and requests.masks is NO_MASKS
+    )
 
 
 def refuse_copies(name: str) -> NoReturn:

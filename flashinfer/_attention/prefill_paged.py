@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
-from .._ops.indices import index_table, index_tables
-from .accepted import check_hints, check_run, cut_of
-from .arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
-from .lists import Shape
-from .masks import MaskRequest, multi_item
+from .._ops.indices import index_table
+from .accepted import check_hints, check_run
+from .arguments import CAUSAL, NON_CAUSAL, PagedCache
+from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
+from .request import kind_of
 from .scales import Scale
-from .tables import Tables
+from .signature import HostTables
+
+_TABLES = ("paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
 
 
 class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
@@ -153,36 +155,29 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         Under CUDA graphs the first plan fixes the sizes for later ones. A replay uses the captured scales,
         windows, modes and dtypes, and the current tables.
         """
-        op = f"{self._name}.plan"
-        shape = Shape.of(
-            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type,
-            self._dtype_o or o_data_type,
+        op = self._plan_op
+        kind = kind_of(
+            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, True, page_size, bool(causal), pos_encoding_mode,
+            window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type, kv_data_type, self._dtype_o or o_data_type,
+            fixed_split_size, disable_split_kv,
         )  # fmt: skip
-        logits = logits_of(
-            op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+        queries, indptr = index_table(op, "qo_indptr", qo_indptr), index_table(op, _TABLES[0], paged_kv_indptr)
+        indices, last = (
+            index_table(op, _TABLES[1], paged_kv_indices),
+            index_table(op, _TABLES[2], paged_kv_last_page_len),
         )
-        given = {
-            "paged_kv_indptr": paged_kv_indptr,
-            "paged_kv_indices": paged_kv_indices,
-            "paged_kv_last_page_len": paged_kv_last_page_len,
-        }
-        items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
-        pages = index_tables(op, **given)
+        masks = mask_request(
+            op, custom_mask, packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len,
+            max_item_len_ptr, self._mask_buffers,
+        )  # fmt: skip
         check_hints(
-            op, pages["paged_kv_indptr"].numel() - 1, seq_lens, block_tables, max_token_per_sequence=max_token_per_sequence,
+            op, indptr.numel() - 1, seq_lens, block_tables, max_token_per_sequence=max_token_per_sequence,
             max_sequence_kv=max_sequence_kv,
         )  # fmt: skip
-        self._cut = cut_of(op, fixed_split_size, disable_split_kv, page_size)
-        self._plan_paged(
-            Tables(op, self.device, non_blocking),
-            index_table(op, "qo_indptr", qo_indptr),
-            pages,
-            page_size,
-            shape,
-            logits,
-            bool(causal),
-            MaskRequest(custom_mask, packed_custom_mask, items, self._mask_buffers),
-        )
+        tables = HostTables(queries, None, indptr, indices, last)
+        self._plan_prefill(kind, tables, _TABLES, self._paged_buffers, masks, non_blocking)
+        if not self._use_cuda_graph:
+            self._paged_kv_last_page_len_buf = last
 
     begin_forward = plan
 

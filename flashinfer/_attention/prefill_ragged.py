@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from .._ops.indices import index_table
-from .accepted import check_hints, cut_of
-from .arguments import CAUSAL, NON_CAUSAL, logits_of
-from .lists import Shape
-from .masks import MaskRequest, multi_item
+from .accepted import check_hints
+from .arguments import CAUSAL, NON_CAUSAL
+from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
+from .request import kind_of
 from .scales import Scale
-from .tables import Tables
+from .signature import HostTables
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
@@ -91,31 +91,23 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         Raises:
             ValueError, TypeError: as :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
         """
-        op = f"{self._name}.plan"
-        shape = Shape.of(
-            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type,
-            self._dtype_o or o_data_type,
+        op = self._plan_op
+        kind = kind_of(
+            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, False, None, bool(causal), pos_encoding_mode,
+            window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type, kv_data_type, self._dtype_o or o_data_type,
+            fixed_split_size, disable_split_kv,
         )  # fmt: skip
-        logits = logits_of(
-            op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
-        )
-        items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        masks = mask_request(
+            op, custom_mask, packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len,
+            max_item_len_ptr, self._mask_buffers,
+        )  # fmt: skip
         queries, keys = index_table(op, "qo_indptr", qo_indptr), index_table(op, "kv_indptr", kv_indptr)
         check_hints(
             op, keys.numel() - 1, seq_lens, None, max_token_per_sequence=max_token_per_sequence,
             max_sequence_kv=max_sequence_kv,
         )  # fmt: skip
-        self._cut = cut_of(op, fixed_split_size, disable_split_kv, 1)
-        self._plan_ragged(
-            Tables(op, self.device, non_blocking),
-            queries,
-            keys,
-            self._kv_indptr_buf,
-            shape,
-            logits,
-            bool(causal),
-            MaskRequest(custom_mask, packed_custom_mask, items, self._mask_buffers),
-        )
+        names, buffers = ("kv_indptr", "", ""), (self._kv_indptr_buf, None, None)
+        self._plan_prefill(kind, HostTables(queries, None, keys), names, buffers, masks, non_blocking)
 
     begin_forward = plan
 

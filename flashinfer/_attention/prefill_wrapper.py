@@ -14,14 +14,14 @@ from .._ops.tensors import check_dims, check_tensor
 from ..jit.modules._attention import KERNELS
 from ..jit.modules.prefill import gen_customize_batch_prefill_module
 from .accepted import check_backend
-from .arguments import CAUSAL, NON_CAUSAL, Logits, rows_of
+from .arguments import rows_of
 from .backward import differentiable, refuse, results, wanted
 from .bound import Result
-from .lists import Shape
-from .masks import MaskRequest, masks_of
+from .masks import MaskRequest
 from .plan import check_inputs
+from .request import PlanKind, PlanRequest
 from .scales import NO_SCALES, Scale
-from .tables import Batch, Tables, check_batch_size, check_indptr, on_host, paged_batch
+from .signature import HostTables
 from .traced import from_shape
 from .wrapper import BatchWrapper
 
@@ -58,72 +58,22 @@ class BatchPrefill(BatchWrapper):
             indptr = self._graph_buffer("mask_indptr_buf", indptr)
         self._mask_buffers = self._custom_mask_buf, self._mask_indptr_buf = (mask, indptr)
 
-    def _queries(self, tables: Tables, given: torch.Tensor, near: torch.Tensor) -> None:
-        """Check ``qo_indptr`` and keep it for a graph."""
-        check_indptr(tables.op, "qo_indptr", near)
-        check_batch_size(tables.op, "qo_indptr", near.numel() - 1, self._qo_indptr_buf)
-        if self._qo_indptr_buf is not None:
-            tables.take("qo_indptr", self._qo_indptr_buf, given)
-
-    def _plan_paged(
-        self,
-        tables: Tables,
-        qo_indptr: torch.Tensor,
-        given: dict[str, torch.Tensor],
-        page_size: int,
-        shape: Shape,
-        logits: Logits,
-        causal: bool,
-        masks: MaskRequest,
-    ) -> None:
-        indptr, _, last = given.values()
-        near, *near_kv, prefix_len = on_host(qo_indptr, indptr, last, masks.prefix_len)
-        self._queries(tables, qo_indptr, near)
-        batch = paged_batch(tables, self._paged_buffers, near, page_size, near_kv, **given)
-        self._plan_batch(tables, batch, shape, logits, causal, masks, prefix_len, page_size)
-        if not self._use_cuda_graph:
-            self._paged_kv_last_page_len_buf = last
-
-    def _plan_ragged(
-        self,
-        tables: Tables,
-        qo_indptr: torch.Tensor,
-        kv_indptr: torch.Tensor,
-        kv_indptr_buf: torch.Tensor | None,
-        shape: Shape,
-        logits: Logits,
-        causal: bool,
-        masks: MaskRequest,
-    ) -> None:
-        near, near_kv, prefix_len = on_host(qo_indptr, kv_indptr, masks.prefix_len)
-        self._queries(tables, qo_indptr, near)
-        _, kv_rows = check_indptr(tables.op, "kv_indptr", near_kv, near.numel() - 1)
-        placed = tables.take("kv_indptr", kv_indptr_buf, kv_indptr)
-        # Copied: the caller may change his own, and gradients are computed long after the call.
-        kv_start, row_start = int(near_kv[0]), int(near[0])
-        batch = Batch(int(near[-1]), near.clone(), near_kv.diff(), kv_rows, placed, None, kv_start, row_start)
-        self._plan_batch(tables, batch, shape, logits, causal, masks, prefix_len, None)
-
-    def _plan_batch(
-        self,
-        tables: Tables,
-        batch: Batch,
-        shape: Shape,
-        logits: Logits,
-        causal: bool,
-        masks: MaskRequest,
-        prefix_len: torch.Tensor | None,
-        page_size: int | None,
-    ) -> None:
-        tensors = masks_of(tables, batch, masks, prefix_len, self._use_cuda_graph)
-        mode = CAUSAL if causal else NON_CAUSAL
+    def _plan_prefill(
+        self, kind: PlanKind, tables: HostTables, names: tuple[str, str, str], buffers: tuple[torch.Tensor | None, ...],
+        masks: MaskRequest, non_blocking: bool,
+    ) -> None:  # fmt: skip
+        """Make a plan of tables whose first is ``qo_indptr``. ``names`` and ``buffers`` are those of the others."""
+        shape, run_shape = kind.shape, None
         # No kernel has float64, which is there to check gradients in: planned like float32, run by differentiable().
-        wide = page_size is None and self.device.type == "cpu" and self._custom is None
-        if wide and {shape.dtype_q, shape.dtype_kv, shape.dtype_o} == {torch.float64}:
+        is_wide = shape.dtype_q is torch.float64 and shape.dtype_kv is shape.dtype_o is torch.float64
+        if is_wide and kind.page_size is None and self.device.type == "cpu" and self._custom is None:
             narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
-            self._plan(batch, narrow, logits, mode, tensors, page_size, tables, given=shape)
-        else:
-            self._plan(batch, shape, logits, mode, tensors, page_size, tables)
+            kind, run_shape = kind._replace(shape=narrow), shape
+        self._compile(
+            PlanRequest(
+                self._plan_op, kind, tables, names, (self._qo_indptr_buf, *buffers), masks, non_blocking, run_shape
+            )
+        )
 
     def _run_ragged(
         self,

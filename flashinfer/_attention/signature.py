@@ -61,13 +61,11 @@ class Parameters(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Problem of a plan: the arguments of the operator ``plan`` after the buffer that it fills.
+    """Numbers of a plan: one tensor of the operator ``plan``, see csrc/attention/tables.h.
 
     ``max_items``, ``max_merges`` and ``tile_rows`` are 0 unless a captured graph has fixed them.
     """
 
-    qo_indptr: Tensor | None  # on the host; None: one query for each request
-    kv_lens: Tensor  # on the host
     num_qo_heads: int
     num_kv_heads: int
     head_dim_qk: int
@@ -81,30 +79,53 @@ class Problem(NamedTuple):
     max_items: int = 0
     max_merges: int = 0
     tile_rows: int = 0
-    split: bool = True
-    kv_chunk: int = 0  # pieces of keys end at its multiples; 0: they are as long as balances the work
+    split: int = 1
+    kv_chunk: int = 0  # keys are split at its multiples; 0: so as to balance the work
     variant: int = 0
-
-    @property
-    def batch_size(self) -> int:
-        return self.kv_lens.numel()
-
-    @property
-    def group(self) -> int:
-        return self.num_qo_heads // self.num_kv_heads
-
-    @property
-    def num_queries(self) -> int:
-        return self.batch_size if self.qo_indptr is None else int(self.qo_indptr[-1])
+    page_size: int = 0  # 0: keys are ragged
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """Return the numbers that all plans for one captured graph share."""
-        return self[2:9]
+        """Return the numbers that all plans of one captured graph share."""
+        return self[:7]
 
     def bytes_of(self, max_slots: int, slot_rows: int) -> int:
         """Return the bytes of partial results: the output's columns, m and l, each float32."""
         return max_slots * self.num_kv_heads * slot_rows * (self.head_dim_vo + 2) * 4
+
+    def tensor(self) -> torch.Tensor:
+        """Return the numbers as operators take them."""
+        return torch.tensor(self, dtype=torch.int64, device="cpu")
+
+
+class HostTables(NamedTuple):
+    """Tables of a plan on the host: the other tensors of the operator ``plan``.
+
+    Lengths of keys are ``kv_lens``, or follow from the other tables. Pages are checked if ``kv_indices`` is there.
+    """
+
+    qo_indptr: Tensor | None = None  # None: one query of each request
+    kv_lens: Tensor | None = None
+    kv_indptr: Tensor | None = None
+    kv_indices: Tensor | None = None
+    last_page_len: Tensor | None = None
+
+
+class Rebound(NamedTuple):
+    """Arguments of ``rebind``: another plan of the calls that a handle stands for."""
+
+    handle: int
+    plan: Tensor | None
+    kv_indptr: Tensor | None
+    kv_indices: Tensor | None
+    batch_size: int
+    max_items: int
+    max_merges: int
+    max_slots: int
+    tile_rows: int
+    slot_rows: int
+    rows: int
+    kv_rows: int
 
 
 class Expected(NamedTuple):

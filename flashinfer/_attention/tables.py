@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .._ops.numbers import positive
 from ..jit.capture import refuse_capture
 
 INT32_MAX = 2**31 - 1
@@ -131,8 +129,7 @@ class Tables:
             buffer.copy_(x, non_blocking=self.non_blocking)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The requests of a plan: lengths on the host, tables on the device."""
 
     rows: int  # the end of the last request's queries in q
@@ -145,41 +142,32 @@ class Batch:
     row_start: int = 0  # the first row of q that a request has; a number, because graphs read it
 
 
-def paged_batch(
-    tables: Tables,
-    buffers: tuple[torch.Tensor | None, ...],
-    qo_indptr: torch.Tensor | None,
-    page_size: int,
-    near: list[torch.Tensor],
-    **given: torch.Tensor,
-) -> Batch:
-    """Tables of a paged batch, checked and on their way to the device.
+def check_pages(
+    op: str, qo_indptr: torch.Tensor | None, page_size: int, indptr: torch.Tensor, last: torch.Tensor,
+    indices: torch.Tensor, names: tuple[str, str, str],
+) -> tuple[torch.Tensor, int, int]:  # fmt: skip
+    """Check the tables of a paged batch: all on the host but for ``indices``.
 
-    ``given``: indptr, indices and last_page_len of pages, by the caller's names of them, and ``buffers`` for each;
-    ``near``: the first and the last of these on the host, where ``qo_indptr`` is too.
+    Returns:
+        Lengths of keys, pages that indices name, and how many indices are used.
     """
-    (indptr_name, indptr), (indices_name, indices), (last_name, last) = given.items()
-    near_indptr, near_last = near
-    positive(tables.op, "page_size", page_size)
-    indptr_buf, indices_buf, last_buf = buffers
-    first, used = check_indptr(tables.op, indptr_name, near_indptr)
-    batch_size = near_indptr.numel() - 1
-    check_batch_size(tables.op, indptr_name, batch_size, indptr_buf)
+    indptr_name, indices_name, last_name = names
+    first, used = check_indptr(op, indptr_name, indptr)
+    batch_size = indptr.numel() - 1
     if qo_indptr is not None and qo_indptr.numel() != batch_size + 1:
-        got = qo_indptr.numel() - 1
-        raise ValueError(f"{tables.op}: qo_indptr: got {got} requests, and {indptr_name} {batch_size}")
-    if near_last.numel() != batch_size:
-        raise ValueError(f"{tables.op}: {last_name}: got {near_last.numel()} elements, wanted {batch_size}")
-    num_pages = check_indices(tables.op, indices_name, indices, indptr_name, first, used)
-    kv_lens = paged_kv_lens(tables.op, last_name, near_indptr, near_last, page_size)
-    if last_buf is not None:
-        tables.take(last_name, last_buf, last)
-    return Batch(
-        batch_size if qo_indptr is None else int(qo_indptr[-1]),
-        qo_indptr,
-        kv_lens,
-        num_pages,
-        tables.take(indptr_name, indptr_buf, indptr),
-        tables.take(indices_name, indices_buf, indices[:used]),
-        row_start=0 if qo_indptr is None else int(qo_indptr[0]),
-    )
+        raise ValueError(f"{op}: qo_indptr: got {qo_indptr.numel() - 1} requests, and {indptr_name} {batch_size}")
+    if last.numel() != batch_size:
+        raise ValueError(f"{op}: {last_name}: got {last.numel()} elements, wanted {batch_size}")
+    num_pages = check_indices(op, indices_name, indices, indptr_name, first, used)
+    return paged_kv_lens(op, last_name, indptr, last, page_size), num_pages, used
+
+
+def paged_batch(
+    tables: Tables, qo_indptr: torch.Tensor, page_size: int, indptr: torch.Tensor, near_indptr: torch.Tensor,
+    indices: torch.Tensor, last: torch.Tensor,
+) -> Batch:  # fmt: skip
+    """Return a paged batch that is planned by its lengths; ``qo_indptr``, ``near_indptr`` and ``last`` are on the host."""
+    names = ("indptr", "indices", "last_page_len")
+    kv_lens, num_pages, used = check_pages(tables.op, qo_indptr, page_size, near_indptr, last, indices, names)
+    placed = tables.take("indptr", None, indptr), tables.take("indices", None, indices[:used])
+    return Batch(int(qo_indptr[-1]), qo_indptr, kv_lens, num_pages, *placed, row_start=int(qo_indptr[0]))

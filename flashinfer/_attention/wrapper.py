@@ -11,46 +11,34 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
 from .._ops.tensors import check_tensor
-from ..jit.capture import refuse_capture
 from ..jit.module import JitSpec
 from ..utils import canonicalize_torch_dtype
-from .accepted import BALANCED
 from .arguments import (
-    Logits,
     PagedCache,
     caches_of,
     check_sinks,
     layout_of,
-    logits_of,
     no_gradient,
     parameters_of,
     rows_of,
-    variant_of,
 )
-from .bound import Bound, Result
-from .engines import EngineContract
+from .bound import Result
 from .events import Events
-from .kernels import Wanted, choose
-from .lists import Scheduler, Shape
-from .masks import MaskTensors
-from .operators import Operators, call, custom_operators, named
-from .plan import Extent, Options, Plan, Requests, check_inputs, make_plan, refuse_copies, results_of
+from .lists import Scheduler
+from .operators import call, custom_operators
+from .plan import Plan, check_inputs, refuse_copies, results_of
+from .planner import Planner
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import Parameters, Setting
 from .streams import LastRun
-from .tables import Batch, Tables, check_buffer, refuse_graph
+from .tables import check_buffer
 from .traced import from_shape
 
-FIXED_TILE_ROWS = 64  # every configuration of the portable kernels has such tiles
 
-
-class BatchWrapper(EngineContract):
+class BatchWrapper(Planner):
     """A batch of requests with one plan; see the public wrappers."""
 
-    _family, _backend = "prefill", "auto"
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
-    _cut = BALANCED  # of the plan that is being made
-    _plan_options: Options  # of the last plan(), whatever forward() was given since
 
     def __init__(
         self,
@@ -62,6 +50,7 @@ class BatchWrapper(EngineContract):
     ) -> None:
         """With ``jit_args`` the kernels are those of ``generate(*jit_args, device=...)``, a custom variant's."""
         self._name = type(self).__name__
+        self._plan_op = f"{self._name}.plan"
         self._layout = layout_of(self._name, kv_layout)
         self._kv_layout = kv_layout
         self._use_cuda_graph = bool(use_cuda_graph)
@@ -78,12 +67,6 @@ class BatchWrapper(EngineContract):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse copies: they would share the plan and the workspaces."""
         refuse_copies(self._name)
-
-    def _forget_plan(self) -> None:
-        self._planned: Plan | None = None
-        self._plans: dict[Options, Plan] = {}  # of the same lists
-        self._bound: Bound | None = None  # the plan as its module keeps it, for eager calls
-        self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
@@ -134,139 +117,6 @@ class BatchWrapper(EngineContract):
 
     def end_forward(self) -> None:
         """Do nothing; kept for callers of older interfaces."""
-
-    def _operators(self, requests: Requests, options: Options) -> Operators:
-        shape, logits, batch = requests.shape, options.logits, requests.batch
-        dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
-        group = shape.num_qo_heads // shape.num_kv_heads
-        wanted = Wanted(
-            self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
-            requests.mask_mode(options), group,
-        )  # fmt: skip
-        if self._custom is not None:
-            if logits.pos_encoding_mode or logits.logits_soft_cap > 0:
-                raise ValueError(
-                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a variant"
-                    " of your own says itself what becomes of logits"
-                )
-            choose(self._backend, wanted, 0)
-            return self._custom
-        backend = "fa2" if requests.cut.is_fixed and self._backend == "auto" else self._backend
-        kernels = choose(backend, wanted, (batch.rows - batch.row_start) * group // max(batch.kv_lens.numel(), 1))
-        planned, bounds = self._planned, self._scheduler.bounds
-        if bounds is not None and planned is not None and bounds.fixed == shape.fixed:
-            # Kernels of a captured graph also serve later plans, if they can.
-            if wanted.why_not(planned.operators.kernels) is None:
-                kernels = planned.operators.kernels
-            elif kernels != planned.operators.kernels:
-                self._scheduler.bounds = None
-        return self._events.operators(self._family, self.device.type, dtypes, head_dims, variant_of(logits), kernels)
-
-    def _plan(
-        self, batch: Batch, shape: Shape, logits: Logits, causal: int, masks: MaskTensors, page_size: int | None,
-        tables: Tables | None = None, given: Shape | None = None,
-    ) -> None:  # fmt: skip
-        """Make a plan and keep it; then, when nothing can fail any more, write the caller's buffers."""
-        requests = Requests(batch, shape, masks, page_size, self._layout, given, self._cut)
-        self._make_and_take(requests, Options(logits, causal))
-        if tables is not None:
-            tables.commit()
-
-    def _make_and_take(self, requests: Requests, options: Options) -> None:
-        planned = self._make(requests, options, requests.extent(options))
-        self._plans, self._plan_options = {options: planned}, options
-        self._take(planned)
-        self._say_plan(planned)
-
-    def _make(self, requests: Requests, options: Options, extent: Extent) -> Plan:
-        """Make new lists for the options of a run."""
-        refuse_graph()
-        try:
-            operators = self._operators(requests, options)
-        except ValueError as err:
-            raise named(f"{self._name}.plan", err) from None
-        if self._planned is not None and self._planned.operators.kernels != operators.kernels:
-            self._scheduler.bounds = None  # those of other kernels
-        self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
-        problem = requests.shape.problem(requests.batch.qo_indptr, requests.batch.kv_lens)._replace(
-            mask_mode=int(extent.causal), window_left=extent.window_left, variant=operators.variant,
-            split=requests.cut.split, kv_chunk=requests.cut.kv_chunk, tile_rows=self._tile_rows(requests, operators),
-        )  # fmt: skip
-        lists = self._scheduler.make(operators.plan, problem)
-        return self._with(requests, lists, extent, options, operators)
-
-    def _tile_rows(self, requests: Requests, operators: Operators) -> int:
-        """Rows of a tile where they must not depend on the batch; 0 where kernels choose, or have one size alone."""
-        portable = operators.kernels in ("cpu", "cuda") and self._family == "prefill"
-        return FIXED_TILE_ROWS if requests.cut.is_fixed and portable else 0
-
-    def _with(self, requests: Requests, lists: Any, extent: Extent, options: Options, operators: Operators) -> Plan:
-        bounds = self._scheduler.bounds
-        # One captured graph serves all plans.
-        graph_rows = None if bounds is None or self.device.type != "cuda" else bounds.num_queries
-        return make_plan(
-            requests, lists, extent, options, operators,
-            device=self.device, graph_rows=graph_rows, more_rows=self._use_cuda_graph,
-        )  # fmt: skip
-
-    def _take(self, planned: Plan) -> None:
-        self._planned, self._bound, self._seen = planned, planned.bound, None
-        self._say_options(planned)
-
-    def _use_options(
-        self,
-        pos_encoding_mode: str,
-        window_left: int,
-        logits_soft_cap: float | None,
-        sm_scale: float | None,
-        rope_scale: float | None,
-        rope_theta: float | None,
-        causal: int | None = None,
-    ) -> None:
-        """:meth:`_use` of the options that the deprecated forward() was given."""
-        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
-        logits = logits_of(
-            f"{self._name}.forward", head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale,
-            rope_theta,
-        )  # fmt: skip
-        self._use(logits, causal)
-
-    def _use(self, logits: Logits, causal: int | None = None) -> None:
-        """Run the requests of the last plan with other options from now on, until the next plan.
-
-        They are arguments of the kernels. New lists are made only where the keys that the options see, or the tiles
-        that their kernels have, are not those of the lists there are, which cannot be while a CUDA graph is captured.
-        """
-        planned = self._planned_or_fail("forward")
-        options = Options(logits, planned.options.causal if causal is None else causal)
-        if options == planned.options:
-            return
-        if options not in self._plans:
-            refuse_graph()
-            self._prepare(planned, options)
-        self._take(self._plans[options])
-
-    def _prepare(self, planned: Plan, options: Options) -> None:
-        requests, shape = planned.requests, planned.requests.shape
-        operators, before = self._operators(requests, options), planned.operators
-        problem = shape.problem(None, requests.batch.kv_lens)._replace(variant=operators.variant)
-        same_tiles = operators.kernels == before.kernels and (
-            operators.variant == before.variant
-            or self._scheduler.fits(operators.plan, problem, planned.lists.tile_rows)
-        )
-        if same_tiles and planned.extent.holds(requests.extent(options)):
-            if options.logits.pos_encoding_mode == 2:
-                refuse_capture("forward(): slopes of ALiBi would be computed by the graph alone", "call it")
-            self._plans[options] = self._with(requests, planned.lists, planned.extent, options, operators)
-            return
-        refuse_capture("forward(): its options need another plan than there is", "call it, or plan() with them,")
-        extent = planned.extent.joined(requests.extent(options))
-        self._plans = {options: self._make(requests, options, extent)}
-
-    def _planned_or_fail(self, what: str) -> Plan:
-        if self._planned is None:
-            raise ValueError(f"{self._name}.{what}: got no plan, wanted a call of plan() before")
-        return self._planned
 
     def _run_paged(
         self,

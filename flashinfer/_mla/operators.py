@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from .._attention.kernels import capability
+from .._attention.signature import Problem
 from .._ops.declare import define
 from .._ops.numbers import check_option
 from .._ops.route import without_gradient
@@ -28,41 +29,6 @@ from ..jit.modules.mla import (
 from ..jit.probe import probe
 
 
-class Problem(NamedTuple):
-    """Problem of a plan: the arguments of ``mla_plan`` after the buffer that it fills, except the last ones.
-
-    ``max_items``, ``max_merges`` and ``tile_rows`` are 0 unless a captured graph has fixed them.
-    """
-
-    qo_indptr: torch.Tensor | None  # on the host; None: one query for each request
-    kv_lens: torch.Tensor  # on the host
-    num_heads: int
-    causal: bool
-    head_dim_ckv: int
-    device: int = 0
-    max_items: int = 0
-    max_merges: int = 0
-    tile_rows: int = 0
-    split: bool = True
-
-    @property
-    def batch_size(self) -> int:
-        return self.kv_lens.numel()
-
-    @property
-    def num_queries(self) -> int:
-        return self.batch_size if self.qo_indptr is None else int(self.qo_indptr[-1])
-
-    @property
-    def fixed(self) -> tuple[int, ...]:
-        """Return the numbers that all plans for one captured graph share."""
-        return (self.num_heads, self.causal)
-
-    def bytes_of(self, max_slots: int, slot_rows: int) -> int:
-        """Return the bytes of partial states: the output's columns, m and l, each float32."""
-        return max_slots * slot_rows * (self.head_dim_ckv + 2) * 4
-
-
 class Operators(NamedTuple):
     """Plan and run of one set of kernels.
 
@@ -72,14 +38,6 @@ class Operators(NamedTuple):
     plan: Callable[..., None]
     run: Callable[..., None]
     profiler: bool = False
-
-    def fill(self, workspace: torch.Tensor, buffer: torch.Tensor, *fields: Any) -> None:
-        """Make a plan, as :class:`flashinfer._attention.lists.Scheduler` asks for one, for ``workspace``'s device."""
-        p = Problem(*fields)
-        self.plan(
-            workspace, buffer, p.qo_indptr, p.kv_lens, p.num_heads, p.causal, p.max_items, p.max_merges, p.tile_rows,
-            p.split,
-        )  # fmt: skip
 
 
 def _value(dtype_q: torch.dtype, dtype_kv: torch.dtype) -> str:
@@ -94,11 +52,11 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
     namespace = operators_of(kernels, profiler)
 
     plan = define(
-        "mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal,"
-        " int max_items, int max_merges, int tile_rows, bool split) -> ()",
+        "mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor numbers, Tensor? qo_indptr, Tensor? kv_lens,"
+        " Tensor? kv_indptr, Tensor? kv_indices, Tensor? last_page_len) -> ()",
         module,
         lambda *_: None,
-        on_host=("buffer", "qo_indptr", "kv_lens"),
+        on_host=("buffer", "numbers", "qo_indptr", "kv_lens", "kv_indptr", "kv_indices", "last_page_len"),
         needs=lambda *_: {},
         kernels=namespace,
     )
@@ -120,6 +78,11 @@ _ARCHS = arch_kernels("mla")
 _OPERATORS = {
     (kernels, profiler): _define(kernels, profiler) for kernels in ("", *_ARCHS) for profiler in (False, True)
 }
+
+
+def problem_of(num_heads: int, head_dim_ckv: int, causal: bool, page_size: int) -> Problem:
+    """Return the numbers of a plan: all heads of a query read one head of keys."""
+    return Problem(num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=int(causal), page_size=page_size)
 
 
 @cache

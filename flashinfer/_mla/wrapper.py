@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 
 from .._attention.arguments import no_gradient, rows_of
 from .._attention.lists import Scheduler
 from .._attention.plan import refuse_copies
+from .._attention.signature import HostTables
 from .._attention.streams import LastRun
-from .._attention.tables import Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
+from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
 from .._ops.indices import index_table
 from .._ops.numbers import positive, real
 from .._ops.sizes import differs, exceeds
@@ -19,7 +21,7 @@ from .._ops.tensors import check_dims, check_tensor
 from .._profiler.buffer import Attached, checked_buffer
 from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims
 from ..utils import canonicalize_torch_dtype
-from .operators import Operators, Problem, check_dtype, operators_for
+from .operators import Operators, check_dtype, operators_for, problem_of
 
 
 @dataclass(frozen=True)
@@ -134,37 +136,37 @@ class MlaWrapper:
         }
         near_qo, near_kv, near_lens = on_host(*(given[name] for name in (names[0], names[1], names[3])))
         batch_size = near_lens.numel()
-        if near_kv.numel() <= batch_size:
-            raise ValueError(
-                f"{op}: {names[1]}: got {near_kv.numel()} elements, wanted {batch_size + 1}, one more than {names[3]} has"
-            )
-        near_kv = near_kv[: batch_size + 1]  # FlashInfer looks at no more either, and callers rely on it
-        first, used = check_indptr(op, names[1], near_kv)
-        if near_qo is not None:
-            check_indptr(op, names[0], near_qo, batch_size)
+        near_kv = near_kv[: batch_size + 1]  # callers pass longer tables, as to FlashInfer
         check_batch_size(op, names[1], batch_size, self._buffers.get(names[1]))
-        lens = _lengths(op, names[3], near_kv, near_lens, page_size, last_page)
-        indices, indptr = given[names[2]], given[names[1]]
-        assert indices is not None and indptr is not None
-        pages = check_indices(op, names[2], indices, names[1], first, used)
-        given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
-        self._last_run.wait(self.device, ())
         profiler = profiler or self._events.attached is not None
         operators = operators_for(op, self.device, self._backend, profiler, (dtype, kv_dtype))
+        indices, indptr = given[names[2]], given[names[1]]
+        assert indices is not None and indptr is not None
+        lens = near_lens
+        if last_page and near_kv.numel() == batch_size + 1:
+            pages = near_kv.diff().long()
+            lens = torch.where(pages > 0, (pages - 1) * page_size + near_lens, 0)
+            lens = lens.masked_fill_((pages > 0) & (near_lens < 0) | (lens > INT32_MAX), -1).int()
+        near = HostTables(near_qo, lens, near_kv, indices if indices.is_cpu else None)
+        problem = problem_of(num_heads, head_dims[0], bool(causal), page_size)
+        plan = partial(operators.plan, self._scheduler.float_workspace)
+        made = self._scheduler.make(plan, problem, near, fixed=(num_heads, bool(causal)))
+        if made is None or indices.numel() < made.extent[-1]:
+            _bad_tables(op, names, near_qo, near_kv, near_lens, indices, page_size, last_page)
+        rows, _, num_pages, _, used = made.extent
+        self._last_run.wait(self.device, ())
+        given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
         tables = Tables(op, self.device, non_blocking=True)
         taken = {name: x if x is None else tables.take(name, self._buffers.get(name), x) for name, x in given.items()}
-        problem = Problem(near_qo, lens, num_heads, bool(causal), head_dims[0])
-        lists = self._scheduler.make(
-            lambda buffer, *fields: operators.fill(self._scheduler.float_workspace, buffer, *fields), cast(Any, problem)
-        )
+        lists = self._scheduler.write(made)
         tables.commit()
+        sizes = torch.tensor(lists[3:], dtype=torch.int64, device="cpu")
         taken_indptr, taken_indices = taken[names[1]], taken[names[2]]
         assert taken_indptr is not None and taken_indices is not None
-        sizes = torch.tensor(lists[3:], dtype=torch.int64, device="cpu")
         self._planned = Plan(
             operators, taken_indptr, taken_indices, self._scheduler.int_workspace, sizes,
             num_heads, page_size, bool(causal), float(sm_scale), dtype, kv_dtype,
-            torch.empty(problem.num_queries, 0, device="cpu"), pages,
+            torch.empty(rows, 0, device="cpu"), num_pages,
         )  # fmt: skip
 
     def _run(
@@ -239,18 +241,33 @@ class MlaWrapper:
             )
 
 
-def _lengths(
-    op: str, name: str, indptr: torch.Tensor, lens: torch.Tensor, page_size: int, last_page: bool
-) -> torch.Tensor:
-    """Lengths of requests, which their pages have room for."""
-    pages = indptr.diff()
-    if last_page:
-        lens = ((pages - 1) * page_size + lens) * (pages > 0)
-    least = (pages - 1) * page_size if last_page else torch.zeros_like(pages)
-    wrong = ((lens < least.clamp(min=0)) | (lens > pages.long() * page_size)).nonzero()
+def _bad_tables(
+    op: str,
+    names: tuple[str, str, str, str],
+    qo_indptr: torch.Tensor | None,
+    indptr: torch.Tensor,
+    lens: torch.Tensor,
+    indices: torch.Tensor,
+    page_size: int,
+    last_page: bool,
+) -> NoReturn:
+    """Raise the error of tables that do not fit each other; all but ``indices`` are on the host."""
+    batch_size = lens.numel()
+    if indptr.numel() <= batch_size:
+        raise ValueError(
+            f"{op}: {names[1]}: got {indptr.numel()} elements, wanted {batch_size + 1}, one more than {names[3]} has"
+        )
+    first, used = check_indptr(op, names[1], indptr)
+    if qo_indptr is not None:
+        check_indptr(op, names[0], qo_indptr, batch_size)
+    pages = indptr.diff().long()
+    lengths = ((pages - 1) * page_size + lens) * (pages > 0) if last_page else lens.long()
+    least = ((pages - 1) * page_size).clamp(min=0) if last_page else torch.zeros_like(pages)
+    wrong = ((lengths < least) | (lengths > (pages * page_size).clamp(max=INT32_MAX))).nonzero()
     if wrong.numel():
         at = int(wrong[0])
         raise ValueError(
-            f"{op}: {name}: got {int(lens[at])} keys of request {at}, which has {int(pages[at])} pages of {page_size}"
+            f"{op}: {names[3]}: got {int(lengths[at])} keys of request {at}, which has {int(pages[at])} pages of {page_size}"
         )
-    return lens.to(torch.int32).contiguous()
+    check_indices(op, names[2], indices, names[1], first, used)
+    raise ValueError(f"{op}: {names[1]}: got tables that do not fit each other")

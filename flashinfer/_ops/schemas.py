@@ -30,13 +30,13 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "flashinfer::grouped_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? m_indptr, Tensor? m_counts, Tensor? b_indices, Tensor? a_rows, Tensor? row_scale, int granularity_m, int granularity_n, int granularity_k, int arch, int gate) -> ()",
     ),
     "flashinfer._mla.operators": (
-        "flashinfer::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal, int max_items, int max_merges, int tile_rows, bool split) -> ()",
+        "flashinfer::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor numbers, Tensor? qo_indptr, Tensor? kv_lens, Tensor? kv_indptr, Tensor? kv_indices, Tensor? last_page_len) -> ()",
         "flashinfer::mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal, float sm_scale, float o_scale) -> ()",
-        "flashinfer_profiler::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal, int max_items, int max_merges, int tile_rows, bool split) -> ()",
+        "flashinfer_profiler::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor numbers, Tensor? qo_indptr, Tensor? kv_lens, Tensor? kv_indptr, Tensor? kv_indices, Tensor? last_page_len) -> ()",
         "flashinfer_profiler::mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal, float sm_scale, float o_scale, Tensor(d!) profiler_buffer) -> ()",
-        "flashinfer_sm90a::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal, int max_items, int max_merges, int tile_rows, bool split) -> ()",
+        "flashinfer_sm90a::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor numbers, Tensor? qo_indptr, Tensor? kv_lens, Tensor? kv_indptr, Tensor? kv_indices, Tensor? last_page_len) -> ()",
         "flashinfer_sm90a::mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal, float sm_scale, float o_scale) -> ()",
-        "flashinfer_sm90a_profiler::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor? qo_indptr, Tensor kv_lens, int num_heads, bool causal, int max_items, int max_merges, int tile_rows, bool split) -> ()",
+        "flashinfer_sm90a_profiler::mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor numbers, Tensor? qo_indptr, Tensor? kv_lens, Tensor? kv_indptr, Tensor? kv_indices, Tensor? last_page_len) -> ()",
         "flashinfer_sm90a_profiler::mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse, Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal, float sm_scale, float o_scale, Tensor(d!) profiler_buffer) -> ()",
     ),
     "flashinfer._sampling.operators": (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._attention.signature import Parameters, Setting
+from flashinfer._attention.signature import Parameters, Problem, Setting
 from flashinfer.jit.modules.decode import gen_single_decode_module
 from tests.support.attention_oracle import workspace
 
@@ -59,7 +59,7 @@ def test_a_page_outside_of_the_cache_is_never_read():
     indptr, lengths = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([19], dtype=torch.int32)
     plan = torch.zeros(256, dtype=torch.int32)
     plan = plan[-plan.data_ptr() // 4 % 8 :]  # lists are aligned to 32 bytes
-    module.plan(plan, None, lengths, 8, 2, 64, 64, 1, 1, 1, 0, -1, -1, 0, 0, 0, False, 0, 0)
+    module.plan(plan, Problem(8, 2, 64, 64, 1, 1, 1, 0, -1, -1, split=0).tensor(), None, lengths, None, None, None)
     items, merges, tile_rows, slot_rows, slots = plan[:5].tolist()
 
     def run(page: int) -> None:

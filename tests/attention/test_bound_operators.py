@@ -7,6 +7,7 @@ import torch
 
 import flashinfer
 from flashinfer._attention import bound as _bound
+from flashinfer._attention.signature import Problem
 
 from ..support.attention_oracle import int32, workspace
 from ..support.opcheck import opcheck
@@ -33,10 +34,19 @@ def operators(request, device):
     expected = (3, len(q), False, HEADS, KV_HEADS, DIM, DIM, 2, 2, PAGE, 2)
     buffer, lens = torch.empty(4096, dtype=torch.int32), int32([3, 16])
     qo_indptr = None if request.param == "decode" else int32([0, 2, 5])
+    numbers = Problem(HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, page_size=PAGE).tensor()
+    again = (plan.lists.plan, plan.setting.kv_indptr, plan.setting.kv_indices, *plan.lists[2:], len(q), 2)
+    # opcheck binds copies that are gone afterwards: calls of this handle would read freed memory.
+    bound_to_copies, namespace = next(_bound._handles), namespace_of(wrapper)
+    namespace.bind(bound_to_copies, *expected, *setting)
     arguments = {
         "run": [(q, k, v, q.clone(), None, *setting), (q, k, v, q.clone(), lse, *setting)],
-        "plan": [(buffer, qo_indptr, lens, HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, 0, -1, 0, 0, 0, 0, True, 0, 0)],
-        "bind": [(next(_bound._handles), *expected, *setting)],
+        "plan": [
+            (buffer, numbers, qo_indptr, lens, None, None, None),
+            (buffer, numbers, qo_indptr, None, int32([0, 1, 2]), int32([1, 0]), int32([3, 16])),
+        ],
+        "bind": [(bound_to_copies, *expected, *setting)],
+        "rebind": [(bound_to_copies, *again)],
         "unbind": [(-1,)],
         "stream_of": [(handle,)],
         "run_bound": [(q, cache, None, handle, *scales), (q, k, v, handle, *none)],
@@ -47,7 +57,7 @@ def operators(request, device):
         ],
     }
     yield wrapper, arguments
-    wrapper._planned.operators.namespace.unbind(arguments["bind"][0][0])
+    namespace.unbind(bound_to_copies)
 
 
 def test_operators_keep_the_promises_of_their_schema(operators):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
-from flashinfer._attention.signature import Expected, Parameters, Problem, Setting, schema_of
+from flashinfer._attention.signature import Expected, HostTables, Parameters, Problem, Rebound, Setting, schema_of
 from flashinfer._ops.configured import load_configured
 from flashinfer.jit.modules._attention import attention_spec
 
+ROOT = Path(__file__).resolve().parents[2]
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
 
 
@@ -26,7 +30,14 @@ def test_python_has_the_lists_of_the_modules(family, device):
     written = setting.replace("Tensor? float_workspace", "Tensor(c!)? float_workspace")
     assert registered(namespace, "run") == f"{TENSORS}{written}, {parameters}"
     assert registered(namespace, "bind") == f"{schema_of(Expected)}, {setting}, {parameters}"
-    assert registered(namespace, "plan") == f"Tensor(a!) buffer, {schema_of(Problem)}"
+    assert registered(namespace, "rebind") == schema_of(Rebound)
+    assert registered(namespace, "plan") == f"Tensor(a!) buffer, Tensor numbers, {schema_of(HostTables)}"
+
+
+def test_numbers_of_a_plan_stand_in_one_order():
+    text = (ROOT / "csrc/attention/tables.h").read_text()
+    listed = text[text.index("#define FLASHINFER_PLAN_NUMBERS") : text.index("struct PlanNumbers")]
+    assert re.findall(r"X\((\w+)\)", listed) == list(Problem._fields)
 
 
 def test_schemas_in_python():

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from flashinfer._mla.operators import problem_of
+
 from ..support.attention_oracle import int32, workspace
 from ..support.cases import Cases
 from ..support.mla_samples import SCALE, Batch
@@ -23,13 +25,17 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE, 1.0),
         (*batch.inputs, out.clone(), None, *tables, None, False, SCALE, 0.5),
     ]
-    plans: list[tuple[Any, ...]] = [(room, buffer, int32([0, 1, 4]), int32([70, 20]), 16, True, 0, 0, 0, True)]
+    numbers = problem_of(16, 512, True, 16).tensor()
+    plans: list[tuple[Any, ...]] = [
+        (room, buffer, numbers, int32([0, 1, 4]), int32([70, 20]), None, None, None),
+        (room, buffer.clone(), numbers, None, None, int32([0, 5, 7]), int32([0, 1, 2, 3, 4, 5, 6]), int32([6, 4])),
+    ]
     # A buffer of one word holds no event, whose times would differ from call to call.
     events = torch.zeros(1, dtype=torch.int64, device=device)
     return {
         "mla_plan": plans,
         "mla_run": runs,
-        "mla_plan+profiler": [(room, buffer.clone(), *plans[0][2:])],
+        "mla_plan+profiler": [(room, buffer.clone(), *plan[2:]) for plan in plans],
         "mla_run+profiler": [(*run[:4], run[4].clone(), *run[5:], events.clone()) for run in runs],
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 
@@ -198,7 +197,7 @@ def test_a_graph_that_was_captured_with_less(smaller, message, small):
     graphed, paged = Graphed(small, 2, 400, (4, 1)), Paged([3000, 2000], 16, 1, head_dim, dtype, device)
     graphed.plan(paged)
     scheduler = graphed.wrapper._scheduler
-    scheduler.bounds = dataclasses.replace(scheduler.bounds, **smaller)
+    scheduler.bounds = scheduler.bounds._replace(**smaller)
     with pytest.raises(ValueError, match=message):
         graphed.plan(paged)
 

@@ -1,0 +1,249 @@
+"""Plans of the wrappers.
+
+A parsed request becomes lists and tables on the device, and calls that are bound to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..jit.capture import refuse_capture
+from .accepted import Cut
+from .arguments import CAUSAL, MULTI_ITEM, Logits, logits_of, variant_of
+from .bound import Bound
+from .engines import EngineContract
+from .events import Events
+from .kernels import FEW_ROWS, Wanted, choose
+from .lists import Made, Shape
+from .masks import NO_MASKS, MaskTensors, masks_of
+from .operators import Operators, named
+from .plan import Extent, Options, Plan, Requests, make_plan
+from .request import PlanRequest, bad_tables, near_tables, take_tables
+from .signature import HostTables
+from .streams import LastRun
+from .tables import Batch, Tables, refuse_graph
+
+FIXED_TILE_ROWS = 64  # every configuration of the portable kernels has such tiles
+MOST_OPTIONS = 64  # options that keep their last plan, whose calls the next one takes over
+
+
+class Planner(EngineContract):
+    """Base of the wrappers: makes plans."""
+
+    _family, _backend = "prefill", "auto"
+    _name: str
+    _layout: int
+    _use_cuda_graph: bool
+    device: torch.device
+    _custom: Operators | None
+    _last_run: LastRun
+    _events: Events
+    _plan_options: Options  # of the last plan(), whatever the options of forward() since then
+
+    def _forget_plan(self) -> None:
+        self._planned: Plan | None = None
+        self._plans: dict[Options, Plan] = {}  # of the same lists
+        self._former: dict[Options, Plan] = {}  # the last plan of each options, whose calls the next one takes over
+        self._bound: Bound | None = None  # the plan as its module holds it, for eager calls
+        self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
+        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str]] | None = None
+
+    def _compile(self, request: PlanRequest) -> None:
+        """Make the plan of a request. Write the caller's buffers last, when nothing can fail any more."""
+        kind, given = request.kind, request.tables
+        near, prefix_len = near_tables(request)
+        mode = request.masks.mode
+        options, shape, queries = kind.options, kind.shape, near.qo_indptr
+        mean = 1.0
+        if queries is not None and (count := queries.numel() - 1) > 0:
+            mean = (int(queries[-1]) - int(queries[0])) / count
+        extent = Extent(
+            (options.causal if mode is None else mode) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1)
+        )
+        operators = self._operators(shape, options, mode, mean, kind.cut)
+        made = self._make(operators, shape, extent, kind.cut, kind.page_size or 0, near)
+        if made is None:
+            bad_tables(request, near)
+        rows, row_start, kv_rows, kv_start, kv_end = made.extent
+        if given.kv_indices is not None and given.kv_indices.numel() < kv_end:
+            bad_tables(request, near)
+        tables = Tables(request.op, self.device, request.non_blocking)
+        kv_indptr, kv_indices = take_tables(tables, request, kv_end)
+        if queries is not None:
+            queries = queries.clone()  # gradients are computed long after the call: the caller may change the table
+        batch = Batch(rows, queries, made.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
+        masks = NO_MASKS
+        if mode is not None:
+            masks = masks_of(tables, batch, request.masks, prefix_len, self._use_cuda_graph)
+        requests = Requests(batch, shape, masks, kind.page_size, self._layout, request.run_shape, kind.cut)
+        self._keep(self._write(made, requests, options, extent, operators))
+        tables.commit()
+
+    def _plan(
+        self, batch: Batch, shape: Shape, logits: Logits, causal: int, masks: MaskTensors, page_size: int
+    ) -> None:
+        """Make the plan of a batch with tables on the device and known lengths."""
+        requests = Requests(batch, shape, masks, page_size, self._layout)
+        self._replan(requests, Options(logits, causal))
+
+    def _replan(self, requests: Requests, options: Options) -> None:
+        """Make new lists of requests."""
+        refuse_graph()
+        self._keep(self._make_again(requests, options, requests.extent(options)))
+
+    def _make_again(self, requests: Requests, options: Options, extent: Extent) -> Plan:
+        batch, shape = requests.batch, requests.shape
+        operators = self._operators_of(requests, options)
+        near = HostTables(batch.qo_indptr, batch.kv_lens)
+        made = self._make(operators, shape, extent, requests.cut, 0, near)
+        if made is None:
+            raise ValueError(f"{self._name}.plan: got lengths or offsets that are negative or fall")
+        return self._write(made, requests, options, extent, operators)
+
+    def _make(
+        self, operators: Operators, shape: Shape, extent: Extent, cut: Cut, page_size: int, near: HostTables
+    ) -> Made | None:
+        planned = self._planned
+        if planned is not None and planned.operators.kernels != operators.kernels:
+            self._scheduler.bounds = None  # those of other kernels
+        # Rows of a tile must not depend on the batch. Other kernels choose them, or have one size only.
+        is_fixed = cut.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
+        problem = shape.problem(
+            int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
+            FIXED_TILE_ROWS if is_fixed else 0, int(cut.split), cut.kv_chunk, operators.variant, page_size,
+        )  # fmt: skip
+        return self._scheduler.make(operators.plan, problem, near)
+
+    def _write(self, made: Made, requests: Requests, options: Options, extent: Extent, operators: Operators) -> Plan:
+        """Copy lists to the device, over those of the last plan, after its runs."""
+        self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
+        return self._with(requests, self._scheduler.write(made), extent, options, operators)
+
+    def _with(self, requests: Requests, lists: Any, extent: Extent, options: Options, operators: Operators) -> Plan:
+        bounds = self._scheduler.bounds
+        # One captured graph serves all plans.
+        graph_rows = None if bounds is None or self.device.type != "cuda" else bounds.num_queries
+        planned = make_plan(
+            requests, lists, extent, options, operators, self._former.get(options),
+            device=self.device, graph_rows=graph_rows, more_rows=self._use_cuda_graph,
+        )  # fmt: skip
+        if len(self._former) >= MOST_OPTIONS:
+            self._former.clear()
+        self._former[options] = planned
+        return planned
+
+    def _keep(self, planned: Plan) -> None:
+        self._plans, self._plan_options = {planned.options: planned}, planned.options
+        self._take(planned)
+        self._say_plan(planned)
+
+    def _take(self, planned: Plan) -> None:
+        self._planned, self._bound, self._seen = planned, planned.bound, None
+        self._say_options(planned)
+
+    def _operators_of(self, requests: Requests, options: Options) -> Operators:
+        batch = requests.batch
+        mean = (batch.rows - batch.row_start) / max(batch.kv_lens.numel(), 1)
+        return self._operators(requests.shape, options, requests.masks.mode, mean, requests.cut)
+
+    def _operators(self, shape: Shape, options: Options, mode: int | None, mean: float, cut: Cut) -> Operators:
+        """Return the operators of a plan. ``mode`` is that of a mask beyond causal, ``mean`` the queries of a request."""
+        logits, group = options.logits, shape.num_qo_heads // shape.num_kv_heads
+        dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
+        backend = "fa2" if cut.is_fixed and self._backend == "auto" else self._backend
+        rows = int(mean * group)
+        key = (shape, options, mode, rows <= FEW_ROWS, backend)
+        if self._chosen is None or self._chosen[0] != key:
+            wanted = Wanted(
+                self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
+                options.causal if mode is None else mode, group,
+            )  # fmt: skip
+            self._chosen = key, (wanted, self._kernels(backend, wanted, rows))
+        wanted, kernels = self._chosen[1]
+        if self._custom is not None:
+            return self._custom
+        planned, bounds = self._planned, self._scheduler.bounds
+        if bounds is not None and planned is not None and bounds.fixed == shape.problem().fixed:
+            # Kernels of a captured graph also serve later plans, if they can.
+            if wanted.why_not(planned.operators.kernels) is None:
+                kernels = planned.operators.kernels
+            elif kernels != planned.operators.kernels:
+                self._scheduler.bounds = None
+        try:
+            return self._events.operators(
+                self._family, self.device.type, dtypes, head_dims, variant_of(logits), kernels
+            )
+        except ValueError as err:
+            raise named(f"{self._name}.plan", err) from None
+
+    def _kernels(self, backend: str, wanted: Wanted, rows: int) -> str:
+        """Return the kernels of a plan, ``""`` for a variant of the caller's."""
+        try:
+            if self._custom is None:
+                return choose(backend, wanted, rows)
+            if wanted.pos_encoding_mode or wanted.use_logits_soft_cap:
+                raise ValueError(
+                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a variant"
+                    " of your own says itself what becomes of logits"
+                )
+            choose(self._backend, wanted, 0)
+            return ""
+        except ValueError as err:
+            raise named(f"{self._name}.plan", err) from None
+
+    def _use_options(
+        self,
+        pos_encoding_mode: str,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float | None,
+        rope_scale: float | None,
+        rope_theta: float | None,
+        causal: int | None = None,
+    ) -> None:
+        """Call :meth:`_use` with the options of the deprecated forward()."""
+        head_dim = self._planned_or_fail("forward").shape.head_dim_qk
+        logits = logits_of(
+            f"{self._name}.forward", head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale,
+            rope_theta,
+        )  # fmt: skip
+        self._use(logits, causal)
+
+    def _use(self, logits: Logits, causal: int | None = None) -> None:
+        """Run the requests of the last plan with other options from now on, until the next plan.
+
+        They are arguments of the kernels. New lists are made only if the lists lack keys that the options see, or
+        have other tiles than the kernels. Capture of a CUDA graph refuses them.
+        """
+        planned = self._planned_or_fail("forward")
+        options = Options(logits, planned.options.causal if causal is None else causal)
+        if options == planned.options:
+            return
+        if options not in self._plans:
+            refuse_graph()
+            self._prepare(planned, options)
+        self._take(self._plans[options])
+
+    def _prepare(self, planned: Plan, options: Options) -> None:
+        requests, extent = planned.requests, planned.requests.extent(options)
+        operators, before = self._operators_of(requests, options), planned.operators
+        same_tiles = operators.kernels == before.kernels and (
+            operators.variant == before.variant
+            or self._scheduler.fits(
+                operators.plan, requests.shape.problem()._replace(variant=operators.variant), planned.lists.tile_rows
+            )
+        )
+        if same_tiles and planned.extent.holds(extent):
+            if options.logits.pos_encoding_mode == 2:
+                refuse_capture("forward(): slopes of ALiBi would be computed by the graph alone", "call it")
+            self._plans[options] = self._with(requests, planned.lists, planned.extent, options, operators)
+            return
+        refuse_capture("forward(): its options need another plan than there is", "call it, or plan() with them,")
+        self._plans = {options: self._make_again(requests, options, planned.extent.joined(extent))}
+
+    def _planned_or_fail(self, what: str) -> Plan:
+        if self._planned is None:
+            raise ValueError(f"{self._name}.{what}: got no plan, wanted a call of plan() before")
+        return self._planned

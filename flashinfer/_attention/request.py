@@ -1,0 +1,129 @@
+"""Requests of plans: the arguments of a public ``plan()``, parsed once.
+
+Numbers, modes and dtypes are the same from plan to plan. They are checked once and then cached.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from .._ops.numbers import positive
+from .accepted import Cut, cut_of
+from .arguments import CAUSAL, NON_CAUSAL, logits_of
+from .lists import Shape
+from .masks import MaskRequest
+from .plan import Options
+from .signature import HostTables
+from .tables import Tables, check_batch_size, check_indptr, check_pages, on_host, refuse_graph
+
+# Types of arguments that are cached by value. The value of a tensor may change.
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype})
+
+
+class PlanKind(NamedTuple):
+    """Arguments of a plan besides its tables and masks."""
+
+    shape: Shape
+    options: Options
+    cut: Cut
+    page_size: int | None  # None: ragged keys
+
+
+class PlanRequest(NamedTuple):
+    """Arguments of a plan. Tables are contiguous vectors of int32, on any device."""
+
+    op: str
+    kind: PlanKind
+    tables: HostTables
+    names: tuple[str, str, str]  # the caller's, of indptr, indices and last_page_len
+    buffers: tuple[torch.Tensor | None, ...]  # of captured graphs, for qo_indptr and the three
+    masks: MaskRequest
+    non_blocking: bool
+    run_shape: Shape | None = None  # of runs in float64, which no kernel has: gradients are checked in it
+
+
+def kind_of(*arguments: Any) -> PlanKind:
+    """Return the checked arguments of a plan; see :func:`_parse` for their order.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit.
+    """
+    refuse_graph()
+    return _parsed(*arguments) if _PLAIN.issuperset(map(type, arguments)) else _parse(*arguments)
+
+
+def _parse(
+    op: str,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int | None,
+    is_paged: bool,
+    page_size: int | None,
+    causal: bool,
+    pos_encoding_mode: str,
+    window_left: int,
+    logits_soft_cap: float | None,
+    sm_scale: float | None,
+    rope_scale: float | None,
+    rope_theta: float | None,
+    q_data_type: str | torch.dtype,
+    kv_data_type: str | torch.dtype | None,
+    o_data_type: str | torch.dtype | None,
+    fixed_split_size: int | None,
+    disable_split_kv: bool,
+) -> PlanKind:
+    shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type, o_data_type)
+    logits = logits_of(
+        op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+    )
+    size = positive(op, "page_size", page_size) if is_paged else None
+    cut = cut_of(op, fixed_split_size, disable_split_kv, 1 if size is None else size)
+    return PlanKind(shape, Options(logits, CAUSAL if causal else NON_CAUSAL), cut, size)
+
+
+_parsed = lru_cache(maxsize=256, typed=True)(_parse)
+
+
+def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
+    """Return the tables and ``prefix_len`` of multi-item scoring on the host, after one copy from a device at most."""
+    queries, lens, indptr, indices, last = request.tables
+    queries, lens, indptr, last, prefix_len = on_host(queries, lens, indptr, last, request.masks.prefix_len)
+    if indices is not None and not indices.is_cpu:
+        indices = None
+    qo_buffer, indptr_buffer, *_ = request.buffers
+    if qo_buffer is not None and queries is not None:
+        check_batch_size(request.op, "qo_indptr", queries.numel() - 1, qo_buffer)
+    if indptr_buffer is not None and request.kind.page_size is not None:
+        check_batch_size(request.op, request.names[0], indptr.numel() - 1, indptr_buffer)
+    return HostTables(queries, lens, indptr, indices, last), prefix_len
+
+
+def take_tables(tables: Tables, request: PlanRequest, kv_end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Copy tables to the device, later to buffers of captured graphs. Return offsets and indices that kernels read."""
+    queries, _, indptr, indices, last = request.tables
+    qo_buffer, indptr_buffer, indices_buffer, last_buffer = request.buffers
+    if qo_buffer is not None and queries is not None:
+        tables.take("qo_indptr", qo_buffer, queries)
+    if last_buffer is not None and last is not None:
+        tables.take(request.names[2], last_buffer, last)
+    assert indptr is not None
+    placed = tables.take(request.names[0], indptr_buffer, indptr)
+    return placed, None if indices is None else tables.take(request.names[1], indices_buffer, indices[:kv_end])
+
+
+def bad_tables(request: PlanRequest, near: HostTables) -> NoReturn:
+    """Raise the error of tables that do not fit each other."""
+    op, names, indptr, queries = request.op, request.names, near.kv_indptr, near.qo_indptr
+    assert indptr is not None
+    if queries is not None:
+        check_indptr(op, "qo_indptr", queries)
+    if request.kind.page_size is None or near.last_page_len is None or request.tables.kv_indices is None:
+        check_indptr(op, names[0], indptr, None if queries is None else queries.numel() - 1)
+    else:
+        last, indices = near.last_page_len, request.tables.kv_indices
+        check_pages(op, queries, request.kind.page_size, indptr, last, indices, names)
+    raise ValueError(f"{op}: {names[0]}: got tables that do not fit each other")

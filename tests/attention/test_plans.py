@@ -1,0 +1,133 @@
+"""Plans in a row: their cost on the host, their room in captured graphs, and runs after each of them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import flashinfer
+
+from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
+
+HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
+SHAPE = (HEADS, KV_HEADS, DIM, PAGE)
+
+
+def python_calls(call: Callable[[], object]) -> int:
+    """Return the number of Python functions that a call enters."""
+    count, before = 0, sys.getprofile()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def plan_of(kind: str, batch: int, device: str) -> Callable[[], None]:
+    """Return a plan of a batch with tables on the host."""
+    pages = [random.randrange(1, 9) for _ in range(batch)]
+    indptr, indices = indptr_of(pages), int32(list(range(sum(pages))))
+    last = int32([random.randrange(1, PAGE + 1) for _ in range(batch)])
+    if kind == "decode":
+        decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+        return lambda: decode.plan(indptr, indices, last, *SHAPE)
+    if kind == "paged prefill":
+        paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+        return lambda: paged.plan(indptr, indptr, indices, last, *SHAPE, causal=True)
+    if kind == "ragged prefill":
+        ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
+        return lambda: ragged.plan(indptr, indptr, *SHAPE[:3], causal=True)
+    lens = int32([(n - 1) * PAGE for n in pages]) + last
+    mla, sizes = flashinfer.BatchMLAPagedAttentionWrapper(workspace(device)), (16, 512, 64, PAGE, True, 0.1)
+    one_each = torch.arange(batch + 1, dtype=torch.int32)
+    return lambda: mla.plan(one_each, indptr, indices, lens, *sizes, torch.float16, torch.float16)
+
+
+@pytest.mark.parametrize("kind", ["decode", "paged prefill", "ragged prefill", "mla"])
+def test_a_plan_makes_few_calls_whatever_the_batch(kind, device):
+    counts = []
+    for batch in (1, 64):
+        plan = plan_of(kind, batch, device)
+        plan(), plan()
+        counts.append(python_calls(plan))
+    assert counts[0] == counts[1] and counts[0] <= 110, counts
+
+
+def test_a_graph_has_room_for_rows_before_the_first_request(device):
+    """The first plan fixes the number of queries. A later plan of as many may give all of them to requests."""
+    rows, count = 600, 2
+    paged = Paged([700, 700], PAGE, KV_HEADS, DIM, torch.float16, device)
+    sizes = (count + 1, count + 1, 400, count)
+    buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in sizes]
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), "NHD", True, *buffers)
+    wrapper.plan(int32([rows - 2, rows - 1, rows]), *paged.tables_on("cpu"), *SHAPE, causal=True)
+    lens = [rows - 1, 1]
+    wrapper.plan(indptr_of(lens), *paged.tables_on("cpu"), *SHAPE, causal=True)
+    q = drawn((rows, HEADS, DIM), torch.float16, device)
+    want = batch_attention(q, lens, [paged.request(b) for b in range(count)], causal=True)
+    got = wrapper.run(q, paged.cache, return_lse=True)
+    assert_near(got[0], want[0], got[1], want[1])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_runs_follow_the_last_plan(graph, device):
+    """Eager calls of one handle take the tables of each plan, of options that alternate."""
+    count = 3
+    buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in (count + 1, count + 1, 400, count)]
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+        workspace(device), "NHD", graph, *(buffers if graph else ())
+    )
+    handles = set()
+    for turn in range(6):
+        batch = count if graph else random.randrange(1, 6)
+        kv_lens = [random.choice([0, 1, 9, 40, 300]) for _ in range(batch)]
+        qo_lens = [6, 1, 2] if graph else [random.randrange(1, 7) for _ in range(batch)]
+        causal = turn % 3 == 1
+        paged = Paged(kv_lens, PAGE, KV_HEADS, DIM, torch.float16, device)
+        wrapper.plan(indptr_of(qo_lens), *paged.tables_on("cpu"), *SHAPE, causal=causal)
+        handles.add(wrapper._bound._handle)
+        q = drawn((sum(qo_lens), HEADS, DIM), torch.float16, device)
+        want = batch_attention(q, qo_lens, [paged.request(b) for b in range(batch)], causal=causal)
+        out, lse = torch.full_like(q, 77), torch.full(q.shape[:2], 55.0, device=device)
+        for _ in range(2):
+            wrapper.run(q, paged.cache, out=out, lse=lse, return_lse=True)
+            assert_near(out, want[0], lse, want[1])
+    assert len(handles) == 2, "one for each option"
+
+
+@pytest.mark.parametrize("wrong", ["falls", "page", "last page", "short"])
+def test_a_plan_that_fails_leaves_the_last_one(wrong, device):
+    paged = Paged([9, 30], PAGE, KV_HEADS, DIM, torch.float16, device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    indptr, indices, last = paged.tables_on("cpu")
+    wrapper.plan(indptr, indices, last, *SHAPE)
+    q = drawn((2, HEADS, DIM), torch.float16, device)
+    want = batch_attention(q, [1, 1], [paged.request(b) for b in range(2)])
+    bad = {
+        "falls": (indptr.flip(0), indices, last),
+        "page": (indptr, indices - 1000, last),
+        "last page": (indptr, indices, last + PAGE),
+        "short": (indptr, indices[:-1], last),
+    }[wrong]
+    name = {"falls": "indptr", "last page": "last_page_len"}.get(wrong, "indices")
+    with pytest.raises(ValueError, match=rf"^BatchDecodeWithPagedKVCacheWrapper.plan: {name}: got "):
+        wrapper.plan(*bad, *SHAPE)
+    assert_near(wrapper.run(q, paged.cache), want[0])
+
+
+def test_pages_of_more_keys_than_int32_counts(device):
+    wrapper = flashinfer.mla.BatchDecodeMlaWithPagedKVCacheWrapper(workspace(device))
+    tables = int32([0, 5]), int32([0, 1, 2, 3, 4]), int32([3])
+    with pytest.raises(ValueError, match=r"plan: .*last_page_len: got 4294967299 keys of request 0, which has 5 pages"):
+        wrapper.plan(*tables, 16, 512, 1 << 30, 0.1)
