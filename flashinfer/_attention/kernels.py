@@ -21,6 +21,7 @@ from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
 from ..jit.spec import BACKENDS
 
+_arch = cache(Arch.of)  # a plan asks for it
 CUSTOM = 2  # mask_mode of the operators: a bit for each element
 MOST_HEADS = 64  # query heads of a key head
 FEW_ROWS = 64  # up to this many rows of queries a request, the portable kernels are as fast
@@ -48,7 +49,7 @@ class Wanted:
         """Return the reason that excludes kernels for one arch, or ``None``. Portable kernels serve every call."""
         if kernels in ("", *BACKENDS):
             return None
-        arch = Arch.of(kernels)
+        arch = _arch(kernels)
         if self.device.type != "cuda":
             return f"got tensors on {self.device.type}, wanted a GPU of compute capability {arch.major}.{arch.minor}"
         if not arch.runs_on(capability(self.device)):

@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import env
+from ..errors import ToolchainError
 from ..jit.lookup import Machine, look_up
 from ..jit.machine.arch import Arch
 from ..jit.machine.target import (
     CPU_LEVELS,
     Target,
     level_features,
+    narrowed,
     visible_gpus,
     wanted_target,
     why_not_on,
@@ -91,7 +93,17 @@ def run(options: argparse.Namespace) -> int:
 def _specs(options: argparse.Namespace, folder: Path) -> list[RecordedSpec]:
     if options.specs is not None:
         return recorded_specs(options.specs, folder)
-    return [RecordedSpec(spec, {}, (), spec.key) for spec in matrix_specs(Matrix())]
+    matrix = [RecordedSpec(spec, {}, (), spec.key) for spec in matrix_specs(Matrix())]
+    return [recorded for recorded in matrix if _has_kernels(recorded, options)]
+
+
+def _has_kernels(recorded: RecordedSpec, options: argparse.Namespace) -> bool:
+    """Return whether a module of the matrix has kernels for the machine. Otherwise no program loads it there."""
+    spec, asked = recorded.spec, _machine(recorded, options).asked
+    try:
+        return asked is None or bool(narrowed(asked, spec.archs, spec.name).archs)
+    except ToolchainError:
+        return False
 
 
 def _row(recorded: RecordedSpec, options: argparse.Namespace) -> dict[str, object]:

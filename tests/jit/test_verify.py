@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,15 @@ def test_other_sources_than_recorded_are_reported(make_spec, tmp_path, verdict):
     line = {"spec": to_json(spec), "key": "0" * 64, "needs": {}, "archs": []}
     write_specs(tmp_path / "specs", [line])
     assert verdict(tmp_path / "specs")[1].endswith("it was recorded with other sources than those here")
+
+
+def test_modules_for_other_archs_are_not_missing(make_spec, monkeypatch, capsys):
+    """A program on a GPU of 8.0 never loads a module of kernels for 9.0a."""
+    spec = replace(make_spec(backend="cuda"), archs=("9.0a",))
+    monkeypatch.setattr("flashinfer.cli.verify.matrix_specs", lambda _: [spec])
+    for gpus, code, count in (("8.0", 0, 0), ("9.0", 1, 1), ("8.0 9.0", 1, 1)):
+        assert main(["verify", "--json", "--cuda-arch", gpus]) == code
+        assert len(json.loads(capsys.readouterr().out)) == count
 
 
 def test_without_a_file_the_matrix_is_verified(capsys, monkeypatch):
