@@ -27,11 +27,11 @@ struct AttentionTypes {
 };
 
 // kMTiles: fragments of 16 rows of a warp. kKeys: keys of one tile of a group. kMaxStages: stages if shared
-// memory has room for kBlocks CTAs per multiprocessor.
-template <int kMTiles_, int kRowWarps_, int kKeyWarps_, int kKeys_, int kMaxStages_, int kBlocks_>
+// memory has room for kCtasPerSm CTAs per multiprocessor.
+template <int kMTiles_, int kRowWarps_, int kKeyWarps_, int kKeys_, int kMaxStages_, int kCtasPerSm_>
 struct AttentionTile {
   static constexpr int kMTiles = kMTiles_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kKeys = kKeys_;
-  static constexpr int kMaxStages = kMaxStages_, kBlocks = kBlocks_;
+  static constexpr int kMaxStages = kMaxStages_, kCtasPerSm = kCtasPerSm_;
   static constexpr int kRows = 16 * kMTiles * kRowWarps, kGroupThreads = 32 * kRowWarps;
   static constexpr int kThreads = kGroupThreads * kKeyWarps;
   static_assert(kRowWarps == 1 || kKeyWarps == 1, "a group is a warp, or the block");

@@ -25,7 +25,7 @@ template <typename S>
 constexpr bool kTwoStages = S::shared_bytes(2) <= (163 << 10);
 
 template <typename S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+__global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     prefill_backward_kernel(const __grid_constant__ PrefillBackwardParams p,
                             const __grid_constant__ BackwardTable table, const int most_stages) {
   const int stages = kTwoStages<S> ? 2 : most_stages;

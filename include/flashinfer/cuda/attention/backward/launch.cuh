@@ -29,7 +29,7 @@ template <typename S>
 int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   constexpr int64_t kMostBytes = int64_t{1} << 28;
   const int64_t heads = p.num_kv_heads, group = p.num_qo_heads / heads;
-  const int64_t num_ctas = int64_t{device_info(where.device).num_sms} * S::kBlocks;
+  const int64_t num_ctas = int64_t{device_info(where.device).num_sms} * S::kCtasPerSm;
   int64_t tiles = 0, longest = 0, all = 0;
   for (const BackwardEntry& entry : backward_entries(p)) {
     const BackwardMask mask(p, entry);
@@ -123,7 +123,7 @@ void prefill_backward(PrefillBackwardParams p, const Launch& where) {
   using Few = typename Shapes::FewQueries;
   int64_t rows = 0;
   for (const BackwardEntry& entry : entries) rows += (entry.qo_len + Few::kRows - 1) / Few::kRows * Few::kRows;
-  if (rows / Few::kRows * p.num_qo_heads <= int64_t{device_info(where.device).num_sms} * Few::kBlocks) {
+  if (rows / Few::kRows * p.num_qo_heads <= int64_t{device_info(where.device).num_sms} * Few::kCtasPerSm) {
     launch_backward<Few>(p, entries, where, first);
   } else {
     launch_backward<typename Shapes::Queries>(p, entries, where, first);

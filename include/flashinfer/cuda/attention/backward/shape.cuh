@@ -20,14 +20,14 @@ struct alignas(8) BackwardRow {
 };
 
 template <typename T_, int kQK_, int kVO_, bool kOfKeys_, int kGroups_, int kSplit_, int kN_, int kColumns_,
-          int kBlocks_>
+          int kCtasPerSm_>
 struct BackwardShape {
   using T = T_;
   static constexpr bool kOfKeys = kOfKeys_;  // rows are keys and columns queries, or the reverse
   static constexpr int kQK = kQK_, kVO = kVO_;
   static constexpr int kGroups = kGroups_, kSplit = kSplit_;                 // warps: kGroups times kSplit
   static constexpr int kN = kN_, kStep = kN * kSplit, kColumns = kColumns_;  // columns of a warp, a step and a stage
-  static constexpr int kBlocks = kBlocks_;                                   // CTAs per multiprocessor
+  static constexpr int kCtasPerSm = kCtasPerSm_;                             // CTAs per multiprocessor
   static constexpr int kRows = 32 * kGroups, kThreads = 32 * kGroups * kSplit;
   static constexpr int kTilesQK = kQK / kSplit / 8, kTilesVO = kVO / kSplit / 8;  // of a warp's gradients
 

@@ -20,14 +20,14 @@ struct Residency {
   int stages = 0, ctas = 0;  // stages per CTA; CTAs resident on all multiprocessors, 0 if a tile does not fit
 };
 
-// Returns the most stages that leave room for S::kBlocks CTAs per multiprocessor.
+// Returns the largest number of stages with which S::kCtasPerSm CTAs fit on a multiprocessor.
 template <auto kKernel, typename S>
 Residency find_residency(int device) {
   const int cta_limit = device_info(device).shared_bytes;
   const int sm_limit = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   const int reserved = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device);
   int stages = S::kMaxStages;
-  while (stages > S::kMinStages && (S::shared_bytes(stages) + reserved) * S::kBlocks > sm_limit) --stages;
+  while (stages > S::kMinStages && (S::shared_bytes(stages) + reserved) * S::kCtasPerSm > sm_limit) --stages;
   const int bytes = S::shared_bytes(stages);
   if (bytes > cta_limit) return {};
   Kernel<kKernel>::prefer_shared_memory();

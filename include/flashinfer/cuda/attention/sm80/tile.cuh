@@ -232,7 +232,7 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
 
 // kTickets: the last CTA of a tile whose keys are split merges them, see tickets.cuh.
 template <typename Variant, typename S, typename P, bool kTickets = false>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+__global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
   extern __shared__ __align__(128) uint8_t shared[];
   const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : most_stages;

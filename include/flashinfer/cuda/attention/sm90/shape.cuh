@@ -101,7 +101,7 @@ struct Shape : Types_, Tile_ {
 
 // The shape of the first keys of a tile, for computations in registers.
 template <typename S, int kKeys_>
-struct Part : S {
+struct FirstKeys : S {
   static constexpr int kKeys = kKeys_, kNKeys = kKeys / 8;
 };
 

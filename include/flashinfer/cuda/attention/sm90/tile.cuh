@@ -144,8 +144,8 @@ struct ConsumerWarpgroup {
 
   template <bool kBorder, int kN>
   __device__ __forceinline__ void prepare(float (&s)[kN], int32_t tile) const {
-    prepare_logits<kBorder, Variant, Part<S, 2 * kN>>(s, params, variant, work, work.first_key + tile * S::kKeys,
-                                                      softmax.logits);
+    prepare_logits<kBorder, Variant, FirstKeys<S, 2 * kN>>(s, params, variant, work, work.first_key + tile * S::kKeys,
+                                                           softmax.logits);
   }
 
   // Replaces logits by P. Returns true if O must be rescaled.

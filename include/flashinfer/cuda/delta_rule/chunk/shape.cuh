@@ -25,9 +25,9 @@ struct DeltaWarpShape {
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
   static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
   static constexpr int kKeyBytes = 2 * kPartKeys, kValueBytes = 2 * kColumns;
-  static constexpr int kBlocks = 1, kMostStages = kLoaders ? 3 : 2;  // CTAs per SM; see kScanStages
-  static constexpr int kMostBytes = 163 * 1024;                      // of smem, on 8.0
-  using Keys = typename Products::Keys;                              // rows of q or k of a chunk, keys of one part
+  static constexpr int kCtasPerSm = 1, kMostStages = kLoaders ? 3 : 2;  // CTAs per SM; see kScanStages
+  static constexpr int kMostBytes = 163 * 1024;                         // of smem, on 8.0
+  using Keys = typename Products::Keys;                                 // rows of q or k of a chunk, keys of one part
   using KeyTiles = std::conditional_t<(kParts > 1), Keys[2], Keys>;
   using Values = uint4[kDeltaChunk][kValueBytes / 16];  // rows of v or o, columns of the CTA
 };
@@ -42,11 +42,11 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
   static constexpr bool kHopper = true;
   static constexpr int kAlign = 1024;
-  static constexpr int kBlocks = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
+  static constexpr int kCtasPerSm = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
   // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take another.
-  static constexpr int kMostBytes = (228 / kBlocks - 2) * 1024;
+  static constexpr int kMostBytes = (228 / kCtasPerSm - 2) * 1024;
   // 0: no setmaxnreg, because all threads of the CTA can have the maximum.
-  static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kBlocks == 2 ? 200 : 0;
+  static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kCtasPerSm == 2 ? 200 : 0;
 };
 
 // Number of stages: as many as fit, at most kMostStages. One is computed while the others are copied.

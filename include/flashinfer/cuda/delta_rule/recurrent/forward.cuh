@@ -16,8 +16,8 @@ namespace flashinfer::cuda {
 template <int kRows>
 struct DeltaRuleShape {
   static constexpr int kKeys = 8 * kRows, kColumns = kRows == 32 ? 32 : 64, kThreads = 2 * kColumns;
-  static constexpr int kTokens = kRows == 32 ? 8 : 16;                  // in smem at a time
-  static constexpr int kBlocks = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // CTAs per SM, at least
+  static constexpr int kTokens = kRows == 32 ? 8 : 16;                     // in smem at a time
+  static constexpr int kCtasPerSm = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // CTAs per SM, at least
 };
 
 constexpr float kLeastScale = 1e-9f;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_columns(Columns& columns, const DeltaPanel
 }
 
 template <typename T, int kRows, bool kRowGate>
-__global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShape<kRows>::kBlocks)
+__global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShape<kRows>::kCtasPerSm)
     delta_rule_kernel(const DeltaRuleParams p) {
   using Shape = DeltaRuleShape<kRows>;
   using Panel = DeltaPanel<kRows>;

@@ -109,7 +109,7 @@ struct StepToken {
 // Normalisation factors of k and q, and k' q. Every warp computes all of them.
 template <int kKeys>
 struct StepNorms {
-  float of_k = 1, of_q = 1, kq = 0;
+  float k_factor = 1, q_factor = 1, kq = 0;
 
   __device__ __forceinline__ StepNorms(const float* k, const float* q, bool l2norm) {
     float kk = 0, qq = 0;
@@ -118,8 +118,8 @@ struct StepNorms {
       kq = fmaf(k[d], q[d], kq), kk = fmaf(k[d], k[d], kk), qq = fmaf(q[d], q[d], qq);
     kq = lanes_sum<32>(kq);
     if (!l2norm) return;
-    of_k = rsqrtf(lanes_sum<32>(kk) + 1e-6f), of_q = rsqrtf(lanes_sum<32>(qq) + 1e-6f);
-    kq *= of_k * of_q;
+    k_factor = rsqrtf(lanes_sum<32>(kk) + 1e-6f), q_factor = rsqrtf(lanes_sum<32>(qq) + 1e-6f);
+    kq *= k_factor * q_factor;
   }
 };
 
@@ -219,12 +219,12 @@ struct StepState {
     static_assert(kShare >= 1, "there is a lane for each sum");
     parted_sums<kLanes, 2 * kVectors>(sums);
     const int lane = static_cast<int>(threadIdx.x) % kLanes, own_line = line(lane / kShare % kVectors);
-    const float u = token.beta[own_line] * (token.v[own_line] - norms.of_k * sums[0]);
+    const float u = token.beta[own_line] * (token.v[own_line] - norms.k_factor * sums[0]);
     const float of_column = __shfl_xor_sync(kAllLanes, u, kLanes / 2);
-    if (lane >= kLanes / 2 && lane % kShare == 0) out(own_line, fmaf(of_column, norms.kq, norms.of_q * sums[0]));
+    if (lane >= kLanes / 2 && lane % kShare == 0) out(own_line, fmaf(of_column, norms.kq, norms.q_factor * sums[0]));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const float added = norms.of_k * __shfl_sync(kAllLanes, u, j * kShare, kLanes);
+      const float added = norms.k_factor * __shfl_sync(kAllLanes, u, j * kShare, kLanes);
 #pragma unroll
       for (int c = 0; c < 4; ++c) at[j][c] = fmaf(keys[c], added, at[j][c]);
     }
@@ -234,24 +234,25 @@ struct StepState {
   template <typename Out>
   __device__ __forceinline__ void update_rows(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
                                               const Norms& norms, const Out& out) {
-    float of_k[4] = {}, of_q[4] = {};
+    float k_products[4] = {}, q_products[4] = {};
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const float key = token.k[line(j)], query = token.q[line(j)], factor = kRowGate ? token.decay[line(j)] : decay;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         at[j][c] *= factor;
-        of_k[c] = fmaf(at[j][c], key, of_k[c]), of_q[c] = fmaf(at[j][c], query, of_q[c]);
+        k_products[c] = fmaf(at[j][c], key, k_products[c]), q_products[c] = fmaf(at[j][c], query, q_products[c]);
       }
     }
     static_assert(kLanes == 16, "a warp has two lines at a time");
     const int warp = static_cast<int>(threadIdx.x) / 32, half = static_cast<int>(threadIdx.x) / 16 % 2;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      of_k[c] += __shfl_xor_sync(kAllLanes, of_k[c], 16), of_q[c] += __shfl_xor_sync(kAllLanes, of_q[c], 16);
-      if (half == 1) of_k[c] = of_q[c];
+      k_products[c] += __shfl_xor_sync(kAllLanes, k_products[c], 16),
+          q_products[c] += __shfl_xor_sync(kAllLanes, q_products[c], 16);
+      if (half == 1) k_products[c] = q_products[c];
     }
-    store_floats(&shared.sums[half][warp][in_line()], of_k);
+    store_floats(&shared.sums[half][warp][in_line()], k_products);
     __syncthreads();
     const int column = static_cast<int>(threadIdx.x) % kStepColumns,
               product = static_cast<int>(threadIdx.x) / kStepColumns;
@@ -260,14 +261,14 @@ struct StepState {
 #pragma unroll
       for (int w = 0; w < kStepWarps; ++w) sum += shared.sums[product][w][column];
     }
-    if (product == 0) shared.u[column] = token.beta[column] * (token.v[column] - norms.of_k * sum);
+    if (product == 0) shared.u[column] = token.beta[column] * (token.v[column] - norms.k_factor * sum);
     __syncthreads();
-    if (product == 1) out(column, fmaf(shared.u[column], norms.kq, norms.of_q * sum));
+    if (product == 1) out(column, fmaf(shared.u[column], norms.kq, norms.q_factor * sum));
     float added[4];
     load_floats(added, shared.u + in_line());
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const float key = norms.of_k * token.k[line(j)];
+      const float key = norms.k_factor * token.k[line(j)];
 #pragma unroll
       for (int c = 0; c < 4; ++c) at[j][c] = fmaf(key, added[c], at[j][c]);
     }

@@ -239,7 +239,7 @@ constexpr int kBothScansBytes =
 
 // The first half of the CTAs scan backwards, which takes longer.
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
     delta_backward_scans_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();

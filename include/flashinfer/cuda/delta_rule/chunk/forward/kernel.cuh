@@ -74,7 +74,7 @@ struct DeltaForwardScan : DeltaScan<Shape> {
 };
 
 template <typename Shape>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) delta_forward_kernel(const DeltaRuleParams p) {
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm) delta_forward_kernel(const DeltaRuleParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
   using Stage = DeltaForwardStage<Shape>;

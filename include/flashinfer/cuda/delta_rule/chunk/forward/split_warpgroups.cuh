@@ -13,7 +13,7 @@ namespace flashinfer::cuda {
 
 template <typename T, int kKeys, bool kChannels = false>
 struct DeltaSplitWarpgroupShape : DeltaWarpgroupShape<T, kKeys, 1, kChannels> {
-  static constexpr int kThreads = 384, kStages = kChannels && kKeys > 64 ? 2 : 3, kStateStages = 2, kBlocks = 1;
+  static constexpr int kThreads = 384, kStages = kChannels && kKeys > 64 ? 2 : 3, kStateStages = 2, kCtasPerSm = 1;
 };
 
 // States and u of 64 columns as B operands: tiles with a row of 128 bytes per column.
