@@ -12,15 +12,12 @@ import pytest
 
 from flashinfer.jit.machine.target import Target, native_level
 
-from ..support.slow import IN_CI
-
 ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
 LEVEL = native_level()
 X86, AVX2 = LEVEL != "generic", LEVEL.startswith(("x86-64-v3", "x86-64-v4"))
-# Outside CI -O1: compilers take most of the time, and all other tests call optimised kernels.
-OPTIMISE = "-O2" if IN_CI else "-O1"
-FLAGS = [OPTIMISE, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-I{ROOT / 'include'}"]
+# -O1, because compilers take most of the time. All other tests call optimised kernels.
+FLAGS = ["-O1", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-I{ROOT / 'include'}"]
 
 # Compiler and runner of each tool. The other tests cover g++ at this machine's level.
 TOOLS = {

@@ -38,7 +38,7 @@ from ..support.processes import ROOT, answer, answering, until
 
 pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
 SCRIPT = ROOT / "scripts" / "build_aot.py"
-KILLS = 20
+KILLS = 10
 # Longer than any wait below, and found among processes only if this test started it.
 LONG = 600 + random.random()
 

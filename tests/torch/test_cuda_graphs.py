@@ -129,7 +129,7 @@ def test_several_captures(shared, device):
             graphed.check(2, device)
 
 
-@pytest.mark.slow_beyond(24)
+@pytest.mark.slow_beyond(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_reduce_overhead(name, device):
     """torch.compile's own captures. What writes its inputs is compiled too, and torch then leaves it uncaptured."""
