@@ -201,7 +201,7 @@ def run_batch(case: Case, device: str) -> None:
     family, dtype, dtype_kv, (head_dim, head_dim_vo), *_ = case.module
     q = drawn((sum(case.qo_lens), case.heads[0], head_dim), dtype, device)
     far = "cpu" if case.near else device
-    options = {"q_data_type": dtype, "kv_data_type": dtype_kv} | case.options
+    options = {"q_data_type": dtype, "kv_data_type": dtype_kv, "disable_split_kv": not case.split} | case.options
     if case.form == "ragged":
         k, v = (drawn((sum(case.kv_lens), case.heads[1], dim), dtype_kv) for dim in (head_dim, head_dim_vo))
         requests = list(zip(*(x.float().split(case.kv_lens) for x in (k, v)), strict=True)) if case.kv_lens else []
@@ -218,7 +218,6 @@ def run_batch(case: Case, device: str) -> None:
         kind, chosen = ("Decode", {}) if family == "decode" else ("Prefill", {"backend": backend_of(case, device)})
         wrapper = getattr(flashinfer, f"Batch{kind}WithPagedKVCacheWrapper")(workspace(device), case.layout, **chosen)
         shape = shape if family == "decode" else (*shape, head_dim_vo)
-    wrapper._scheduler.split = case.split
     masks, arguments = masks_of(case, device)
     if family == "prefill":
         tables.insert(0, indptr_of(case.qo_lens).to(far))

@@ -202,8 +202,7 @@ def test_split_keys_change_nothing_beyond_rounding(place):
     want, want_lse = wanted(q, paged)
     assert_near(out, want, lse, want_lse)
     whole = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
-    whole._scheduler.split = False
-    whole.plan(*paged.tables_on("cpu"), 4, 1, head_dim, 16, q_data_type=dtype)
+    whole.plan(*paged.tables_on("cpu"), 4, 1, head_dim, 16, q_data_type=dtype, disable_split_kv=True)
     assert whole._scheduler.header[4] == 0
     assert_near(whole.run(q, paged.cache), want)
     assert torch.equal(out, wrapper.run(q, paged.cache)), "the same inputs, other bits"

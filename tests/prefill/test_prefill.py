@@ -341,12 +341,10 @@ def test_multi_item_scoring(form, place):
 def test_split_keys_change_nothing_beyond_rounding(form, place):
     batch = Batch(place, form, [3, 40, 1], [3000, 90, 1500], (4, 1))
     for causal in (False, True):
-        batch.wrapper._scheduler.split = True
         batch.plan(causal=causal)
         assert batch.wrapper._scheduler.header[4] > 1, "nothing was split"
         batch.check(causal=causal)
-        batch.wrapper._scheduler.split = False
-        batch.plan(causal=causal)
+        batch.plan(causal=causal, disable_split_kv=True)
         assert batch.wrapper._scheduler.header[4] == 0
         batch.check(causal=causal)
 
