@@ -7,10 +7,11 @@ import torch
 from ._attention.arguments import CAUSAL, NON_CAUSAL, PagedCache, logits_of
 from ._attention.lists import Shape
 from ._attention.masks import NO_MASKS
-from ._attention.scales import NO_SCALES
+from ._attention.scales import Scale
 from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
 from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
 from ._attention.wrapper import BatchWrapper
+from ._ops.errors import value_error
 from ._ops.indices import check_each, index_tables
 from ._ops.numbers import positive
 from ._ops.tensors import check_count
@@ -54,6 +55,8 @@ class BatchAttention(BatchWrapper):
         q_data_type: str | torch.dtype = torch.bfloat16,
         kv_data_type: str | torch.dtype = torch.bfloat16,
         use_profiler: bool = False,
+        *,
+        logits_soft_cap: float | None = None,
     ) -> None:
         """Balance the work of a batch. Call it whenever lengths change.
 
@@ -64,7 +67,7 @@ class BatchAttention(BatchWrapper):
             kv_indices: integers, the pages. Their device becomes the wrapper's device.
             kv_len_arr: ``[batch_size]`` integers, keys of each request, at most the slots of its pages.
             num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type,
-                kv_data_type: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+                kv_data_type, logits_soft_cap: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
             use_profiler: run kernels that write events to each run's ``profiler_buffer``: docs/profiling.md.
 
         Raises:
@@ -74,7 +77,7 @@ class BatchAttention(BatchWrapper):
         op = f"{self._name}.plan"
         given = index_tables(op, qo_indptr=qo_indptr, kv_indptr=kv_indptr, kv_indices=kv_indices, kv_len_arr=kv_len_arr)
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type)
-        logits = logits_of(op, head_dim_qk, "NONE", -1, None, sm_scale, None, None)
+        logits = logits_of(op, head_dim_qk, "NONE", -1, logits_soft_cap, sm_scale, None, None)
         batch = self._batch(op, page_size, **given)
         self._events.wanted = bool(use_profiler)
         self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, NO_MASKS, page_size)
@@ -124,6 +127,10 @@ class BatchAttention(BatchWrapper):
         out: torch.Tensor | None = None,
         lse: torch.Tensor | None = None,
         profiler_buffer: torch.Tensor | None = None,
+        *,
+        k_scale: Scale = None,
+        v_scale: Scale = None,
+        logits_soft_cap: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute attention of the planned batch.
 
@@ -135,14 +142,20 @@ class BatchAttention(BatchWrapper):
                 default.
             profiler_buffer: ``[words]`` uint64 or int64 for events. Required after a plan with
                 ``use_profiler``, ``None`` after others. Events that do not fit are counted and dropped.
+            k_scale, v_scale: factors of the keys and of the output, as for
+                :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.run`.
+            logits_soft_cap: the plan's cap, repeated. ``None`` and 0 leave it as it is.
 
         Returns:
             ``(out, lse)``. The lse is in base 2.
 
         Raises:
-            ValueError: no plan, or shapes, strides or devices that do not fit it.
+            ValueError: no plan, or shapes, strides, devices or a cap that do not fit it.
             TypeError: dtypes that do not fit it.
         """
         op = f"{self._name}.run"
-        self._events.use(op, profiler_buffer, self._planned_or_fail("run").operators, self.device)
-        return self._run_paged(q, kv_cache, (), NO_SCALES, out, lse, True)  # type: ignore[return-value]
+        planned = self._planned_or_fail("run")
+        if logits_soft_cap and logits_soft_cap != planned.logits.logits_soft_cap:
+            raise value_error(op, "logits_soft_cap", logits_soft_cap, f"the plan's, {planned.logits.logits_soft_cap}")
+        self._events.use(op, profiler_buffer, planned.operators, self.device)
+        return self._run_paged(q, kv_cache, (), (None, k_scale, v_scale), out, lse, True)  # type: ignore[return-value]

@@ -435,7 +435,7 @@ def fp8_blockscale_gemm_sm90(
         input: ``[m, k]``, k a multiple of 128: bfloat16, which is quantised here, or float8_e4m3fn with
             ``input_scale``.
         weight: ``[n, k]``: float8_e4m3fn with ``weight_scale``, or bfloat16.
-        input_scale: float32 ``[m, k / 128]``.
+        input_scale: float32 ``[k / 128, m]``, or ``[m, k / 128]`` where that is another shape.
         weight_scale: float32 ``[n, k / 128]``, or ``[n / 128, k / 128]`` (n rounded up).
         out: ``[m, n]``, written.
         out_dtype: bfloat16 by default.
@@ -453,6 +453,8 @@ def fp8_blockscale_gemm_sm90(
     if k % BLOCK != 0:
         raise value_error(name, "input", f"a depth of {k}", f"one divisible by block size {BLOCK}")
     depths = k // BLOCK
+    if input_scale is not None and tuple(input_scale.shape) == (depths, m):
+        input_scale = input_scale.t()
     a, a_scale = in_eight_bits(name, "input", input, input_scale, (m, depths))
     b, b_scale = in_eight_bits(name, "weight", weight, weight_scale, (n, depths), (blocks(n, BLOCK), depths))
     granularity = (1, 1 if b_scale.shape[0] == n else BLOCK, BLOCK)

@@ -282,8 +282,9 @@ def fast_decode_plan(
     planned, o_data_type = self._planned, None
     if planned is not None and planned.shape.dtype_q == canonicalize_torch_dtype(q_data_type or data_type or "float16"):
         o_data_type = planned.shape.dtype_o
-    self.plan(
-        near, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
+    # An engine may install this function as the instance's own plan().
+    type(self).plan(
+        self, near, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
         logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,
         fixed_split_size=fixed_split_size, disable_split_kv=disable_split_kv, q_len_per_req=q_len_per_req,
         o_data_type=o_data_type,

@@ -106,13 +106,18 @@ def check_packed(op: str, packed: object, at_least: int) -> None:
 
 
 def check_bits(op: str, custom_mask: object, shape: Sequence[int]) -> torch.Tensor:
-    """Return a mask of this shape, or a flat one of as many elements, as a contiguous vector of booleans."""
+    """Return a mask as a contiguous vector of booleans.
+
+    It has this shape, this shape after a dimension of one, or as many elements in one dimension.
+    """
     if not isinstance(custom_mask, torch.Tensor):
         raise TypeError(f"{op}: custom_mask: got {type(custom_mask).__name__}, wanted Tensor")
     if custom_mask.dtype != torch.bool:
         raise TypeError(f"{op}: custom_mask: got {custom_mask.dtype}, wanted torch.bool")
     if custom_mask.is_meta:
         raise ValueError(f"{op}: custom_mask: got one on meta, wanted one with elements")
+    if custom_mask.dim() == len(shape) + 1 and custom_mask.shape[0] == 1:
+        custom_mask = custom_mask[0]  # a batch of one request
     # Compare shapes, because the transposed mask has the same number of elements.
     wanted = shape if custom_mask.dim() == len(shape) else (math.prod(shape),)
     if custom_mask.dim() != len(wanted) or any(map(differs, custom_mask.shape, wanted)):

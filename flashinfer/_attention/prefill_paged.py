@@ -39,6 +39,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         jit_args: arguments of :func:`flashinfer.prefill.gen_customize_batch_prefill_module` without
             ``backend`` and ``device``. The constructor builds this custom variant, and ``run()`` takes its
             tensors and scalars.
+        jit_kwargs: further arguments of that function by name.
 
     Raises:
         ValueError, TypeError: buffers, a layout or a backend that do not fit.
@@ -57,8 +58,9 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         mask_indptr_buf: torch.Tensor | None = None,
         backend: str = "auto",
         jit_args: tuple[Any, ...] | None = None,
+        jit_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs)
         self._prefill_buffers(qo_indptr_buf, custom_mask_buf, mask_indptr_buf)
         self._paged_buffers = self._paged_graph_buffers(
             paged_kv_indptr_buf=paged_kv_indptr_buf,

@@ -24,7 +24,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
 
     Args:
         float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, custom_mask_buf, mask_indptr_buf,
-            backend, jit_args: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+            backend, jit_args, jit_kwargs: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
         kv_indptr_buf: ``[batch_size + 1]`` int32.
 
     Raises:
@@ -42,8 +42,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         mask_indptr_buf: torch.Tensor | None = None,
         backend: str = "auto",
         jit_args: tuple[Any, ...] | None = None,
+        jit_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs)
         self._prefill_buffers(qo_indptr_buf, custom_mask_buf, mask_indptr_buf)
         self._kv_indptr_buf = self._graph_buffer("kv_indptr_buf", kv_indptr_buf)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._ops.arguments import check_none
 from .._ops.tensors import check_dims, check_tensor
 from ..jit.modules._attention import KERNELS
 from ..jit.modules.prefill import gen_customize_batch_prefill_module
@@ -38,10 +39,13 @@ class BatchPrefill(BatchWrapper):
         use_cuda_graph: bool,
         backend: str,
         jit_args: tuple[Any, ...] | None,
+        jit_kwargs: dict[str, Any] | None,
     ) -> None:
         check_backend(type(self).__name__, backend, tuple(KERNELS), jit_args)
         self._backend = backend
-        generate = partial(gen_customize_batch_prefill_module, backend)
+        if jit_args is None:
+            check_none(type(self).__name__, "jit_kwargs", jit_kwargs, "there are no jit_args")
+        generate = partial(gen_customize_batch_prefill_module, backend, **(jit_kwargs or {}))
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, generate, jit_args)
 
     def _prefill_buffers(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 from ..errors import UnsupportedError
+from .build import build_jit_specs
 from .machine.target import visible_gpus
 from .module import JitSpec, gen_jit_spec
 
-__all__ = ["JitSpec", "check_cuda_arch", "gen_jit_spec", "logger"]
+__all__ = ["JitSpec", "build_jit_specs", "check_cuda_arch", "gen_jit_spec", "logger"]
 
 logger = logging.getLogger("flashinfer")
 OLDEST = (8, 0)

@@ -57,6 +57,20 @@ def test_quantised_keys_and_a_scale(kv_dtype, device):
     assert_near(out, want, lse, want_lse)
 
 
+def test_a_cap_and_scales_of_a_call(device):
+    paged = Paged(KV_LENS, 16, KV_HEADS, DIM, torch.bfloat16, device)
+    wrapper = flashinfer.BatchAttention()
+    plan(wrapper, paged, QO_LENS, device, 16, torch.bfloat16, causal=True, logits_soft_cap=1.5)
+    q = drawn((sum(QO_LENS), HEADS, DIM), torch.bfloat16, device)
+    requests = [(k.double() * 0.75, v.double() * 2) for k, v in (paged.request(b) for b in range(len(KV_LENS)))]
+    want, want_lse = batch_attention(q, QO_LENS, requests, causal=True, logits_soft_cap=1.5)
+    for again in (None, 0, 1.5):
+        out, lse = wrapper.run(q, paged.cache, k_scale=0.75, v_scale=2.0, logits_soft_cap=again)
+        assert_near(out, want, lse, want_lse)
+    with pytest.raises(ValueError, match=r"BatchAttention.run: logits_soft_cap: got 2.0, wanted the plan's, 1.5"):
+        wrapper.run(q, paged.cache, logits_soft_cap=2.0)
+
+
 def test_pages_that_are_not_filled(device):
     """kv_len_arr gives the lengths. A request may own pages that it has not filled."""
     paged = Paged([64, 64], 16, KV_HEADS, DIM, torch.bfloat16, device)

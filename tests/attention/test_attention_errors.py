@@ -193,7 +193,7 @@ BAD_SINGLE_PREFILL = [
     (dict(pos_encoding_mode=1), ValueError, "pos_encoding_mode: got 1, wanted 'NONE', 'ROPE_LLAMA' or 'ALIBI'"),
     (dict(custom_mask=torch.ones(3, 4).bool()), ValueError, r"custom_mask: got shape \[3, 4\], wanted \[3, 5\] or \[15\]"),
     (dict(custom_mask=torch.ones(5, 3).bool()), ValueError, r"custom_mask: got shape \[5, 3\], wanted \[3, 5\] or \[15\]"),
-    (dict(custom_mask=torch.ones(1, 3, 5).bool()), ValueError, r"custom_mask: got shape \[1, 3, 5\], wanted \[3, 5\] or"),
+    (dict(custom_mask=torch.ones(2, 3, 5).bool()), ValueError, r"custom_mask: got shape \[2, 3, 5\], wanted \[3, 5\] or"),
     (dict(custom_mask=torch.ones(14).bool()), ValueError, r"custom_mask: got shape \[14\], wanted \[3, 5\] or \[15\]"),
     (dict(custom_mask=torch.ones(3, 5)), TypeError, "custom_mask: got torch.float32, wanted torch.bool"),
     (dict(custom_mask=torch.ones(3, 5, device="meta").bool()), ValueError, "custom_mask: got one on meta"),
@@ -344,6 +344,9 @@ def test_backends_of_wrappers(kind, device):
         TypeError, match=f"{kind}: jit_args: got str, wanted a list or tuple of a generator's arguments"
     ):
         getattr(flashinfer, kind)(workspace(device), jit_args="fa2")
+    if "Prefill" in kind:
+        with pytest.raises(ValueError, match=f"{kind}: jit_kwargs: got dict, wanted None: there are no jit_args"):
+            getattr(flashinfer, kind)(workspace(device), jit_kwargs={})
 
 
 def test_a_backend_passed_as_jit_args(device):

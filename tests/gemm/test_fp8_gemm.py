@@ -187,6 +187,7 @@ def test_quantised_inside(by_row, device):
     q = drawn(33, 256, dtype=E4M3, device=device)
     q_scale = scale_of(33, 2, device=device)
     got = fp8_blockscale_gemm_sm90(q, weight, q_scale, scale)
+    assert torch.equal(fp8_blockscale_gemm_sm90(q, weight, q_scale.T.contiguous(), scale), got)
     want, magnitude = product(scaled(q, q_scale, (1, 128)), scaled(weight, scale, (1 if by_row else 128, 128)))
     assert_product(got, want, magnitude, E4M3)
     both = fp8_blockscale_gemm_sm90(x, x[:16])

@@ -138,22 +138,23 @@ def test_what_the_cached_module_refuses(device):
             wrapper._cached_module.plan(*spaces, *args)
 
 
+@pytest.mark.parametrize("method", ["begin_forward", "plan"])
 @pytest.mark.parametrize("graph", [0, 3])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_fast_decode_plan(graph, page_size, device):
-    """Engines install it in the place of begin_forward(), with tables on the device and indptr on the host."""
+def test_fast_decode_plan(graph, page_size, method, device):
+    """Engines install it as a method of the wrapper, with tables on the device and indptr on the host."""
     wrapper = decode(device, page_size, graph)
     first, _ = batch(device, [4, 8, 30], page_size)
     wrapper.plan(*first.tables_on("cpu"), HEADS, KV_HEADS, DIM, page_size, q_data_type=DTYPE)
-    wrapper.begin_forward = partial(fast_decode_plan, wrapper)
-    assert wrapper.begin_forward.func is fast_decode_plan
+    setattr(wrapper, method, partial(fast_decode_plan, wrapper))
+    assert getattr(wrapper, method).func is fast_decode_plan
     for _ in range(2):
         paged, q = batch(device, [random.randint(1, 100) for _ in range(3)], page_size)
         indptr, indices, last = paged.tables_on(device)
         if graph:  # what an engine's kernel wrote into the buffer is given as indices, with what lies behind
             wrapper._paged_kv_indices_buf[: len(indices)] = indices
             indices = wrapper._paged_kv_indices_buf
-        wrapper.begin_forward(
+        getattr(wrapper, method)(
             indptr, indices, last, HEADS, KV_HEADS, DIM, page_size, data_type=DTYPE, q_data_type=DTYPE,
             non_blocking=True, fixed_split_size=None, disable_split_kv=False,
             global_override_indptr_cpu=paged.indptr.clone(),

@@ -242,6 +242,7 @@ def test_single_custom_mask(place):
     for arguments in (
         dict(custom_mask=far),
         dict(custom_mask=far.T.contiguous().T),
+        dict(custom_mask=far[None]),
         dict(custom_mask=far.flatten()),
         dict(packed_custom_mask=packed),
         dict(custom_mask=~far, packed_custom_mask=packed),
@@ -309,7 +310,7 @@ def test_custom_masks_of_equal_requests(count, form, place):
         batch.plan(custom_mask=given)
         batch.check(list(masks.cpu()))
     wanted = str(list(shaped.shape)).replace("[", r"\[")
-    for wrong in (shaped.mT.contiguous(), masks.flatten(0, 1)[None], masks.flatten(1)[..., None]):
+    for wrong in (shaped.mT.contiguous(), masks.flatten(0, 1)[None, None], masks.flatten(1)[..., None]):
         with pytest.raises(ValueError, match=rf"plan: custom_mask: got shape .*, wanted {wanted} or \[{91 * count}\]"):
             batch.plan(custom_mask=wrong)
         batch.check(list(masks.cpu()))

@@ -60,6 +60,10 @@ def test_segments_of_differing_lengths(kind, dtype, device):
     ],
 )
 def test_bad_input(change, error, message, device):
-    given = dict(v=torch.ones(4, 2, 8, device=device), s=torch.ones(4, 2, device=device), indptr=torch.tensor([0, 4]))
+    if device != "cpu" and message.startswith("indptr: got") and message[12].isdigit():
+        pytest.skip("values of tensors on a device are not read")
+    change = {name: x if x is None or x.is_meta else x.to(device) for name, x in change.items()}
+    given = dict(v=torch.ones(4, 2, 8), s=torch.ones(4, 2), indptr=torch.tensor([0, 4]))
+    given = {name: x.to(device) for name, x in given.items()}
     with pytest.raises(error, match=f"^variable_length_merge_states: {message}"):
         flashinfer.triton.cascade.variable_length_merge_states(**given | change)
