@@ -53,14 +53,19 @@ def test_segments_of_differing_lengths(kind, dtype, device):
         (dict(s=torch.ones(4, 2, device="meta")), ValueError, "s: got a tensor on meta, wanted one on"),
         (dict(indptr=torch.tensor([[0, 4]])), ValueError, r"indptr: got shape \[1, 2\], wanted a vector"),
         (dict(indptr=torch.tensor([0.0, 4.0])), TypeError, "indptr: got torch.float32, wanted torch.int32"),
-        (dict(indptr=torch.tensor([], dtype=torch.int32)), ValueError, "indptr: got no element, wanted"),
-        (dict(indptr=torch.tensor([0, 3])), ValueError, "indptr: got 0 to 3, wanted 0 to 4, all states of v"),
-        (dict(indptr=torch.tensor([1, 4])), ValueError, "indptr: got 1 to 4, wanted 0 to 4"),
+        (dict(indptr=torch.tensor([], dtype=torch.int32)), ValueError, "indptr: got 0 elements, wanted at least 1"),
+        (dict(indptr=torch.tensor([0, 3])), ValueError, r"indptr: got \(0, 3\), wanted \(0, 4\), all states of v"),
+        (dict(indptr=torch.tensor([1, 4])), ValueError, r"indptr: got \(1, 4\), wanted \(0, 4\)"),
         (dict(indptr=torch.tensor([0, 3, 2, 4])), ValueError, "indptr: got 2 at 2 after 3, wanted numbers that"),
     ],
 )
 def test_bad_input(change, error, message, device):
-    if device != "cpu" and message.startswith("indptr: got") and message[12].isdigit():
+    if (
+        device != "cpu"
+        and message.startswith("indptr: got")
+        and message[12] in "0123456789\\"
+        and "element" not in message
+    ):
         pytest.skip("values of tensors on a device are not read")
     change = {name: x if x is None or x.is_meta else x.to(device) for name, x in change.items()}
     given = dict(v=torch.ones(4, 2, 8), s=torch.ones(4, 2), indptr=torch.tensor([0, 4]))
