@@ -52,6 +52,45 @@ def layernorm(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) -> 
     )
 
 
+def eight_bits(x: torch.Tensor, scale: float | torch.Tensor, out: torch.Tensor) -> None:
+    """Round to e4m3 with torch."""
+    out.copy_((x.float() / scale).clamp_(-448, 448).to(torch.float8_e4m3fn))
+
+
+def layernorm_quant(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
+    x, w = tensors(n, rows, cols, dtype=dtype, device=device), torch.ones(2, cols, device=device)
+    out, scale = [torch.empty_like(one, dtype=torch.float8_e4m3fn) for one in x], torch.full((1,), 0.02, device=device)
+    return (
+        rows * cols * (dtype.itemsize + 1),
+        lambda i: flashinfer.layernorm_quant(out[i], x[i], w[0], w[1], scale),
+        lambda i: eight_bits(F.layer_norm(x[i].float(), (cols,), w[0], w[1]), scale, out[i]),
+    )
+
+
+def fused_add_rmsnorm_block_quant(
+    rows: int, cols: int, dtype: torch.dtype, device: str, n: int
+) -> tuple[int, Call, Call]:
+    """Read two tensors, write the residual, the norm, its eight bits and their scales."""
+    x, r = tensors(n, rows, cols, dtype=dtype, device=device), tensors(n, rows, cols, dtype=dtype, device=device)
+    w, normed = tensors(1, cols, dtype=dtype, device=device)[0], [torch.empty_like(one) for one in x]
+    out = [torch.empty_like(one, dtype=torch.float8_e4m3fn) for one in x]
+    scale = [torch.empty(cols // 128, rows, device=device) for _ in x]
+
+    def torch_way(i: int) -> None:
+        r[i].add_(x[i])
+        normed[i].copy_(F.rms_norm(r[i], (cols,), w, 1e-6))
+        blocks = normed[i].float().view(rows, -1, 128)
+        scales = blocks.abs().amax(-1).clamp_(min=1e-10) / 448
+        scale[i].copy_(scales.T)
+        eight_bits(blocks, scales[..., None], out[i].view(rows, -1, 128))
+
+    return (
+        rows * cols * (4 * dtype.itemsize + 1) + rows * cols // 128 * 4,
+        lambda i: flashinfer.fused_add_rmsnorm_fp8_block_quant(out[i], scale[i], normed[i], x[i], r[i], w),
+        torch_way,
+    )
+
+
 def silu_and_mul(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
     x, out = tensors(n, rows, 2 * cols, dtype=dtype, device=device), tensors(n, rows, cols, dtype=dtype, device=device)
     return (
@@ -89,6 +128,63 @@ def rope(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tup
 
     total = 2 * (q[0].numel() + k[0].numel()) * dtype.itemsize
     return total, lambda i: flashinfer.apply_rope_pos_ids_inplace(q[i], k[i], pos), torch_way
+
+
+class QuantisedHeads:
+    """q of cols/128 heads, k and v of a quarter of them, angles, and torch's rotation to e4m3."""
+
+    def __init__(self, tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> None:
+        heads, dim = cols // 128, 128
+        self.q = tensors(n, tokens, heads, dim, dtype=dtype, device=device)
+        self.k, self.v = (tensors(n, tokens, heads // 4, dim, dtype=dtype, device=device) for _ in "12")
+        self.outs = [[torch.empty_like(x[i], dtype=torch.float8_e4m3fn) for x in (self.q, self.k)] for i in range(n)]
+        self.pos = torch.randint(0, 32768, (tokens,), dtype=torch.int32, device=device)
+        self.cache = torch.randn(32768, dim, device=device)
+        self.bytes = (self.q[0].numel() + self.k[0].numel()) * (dtype.itemsize + 1) + tokens * dim * 4
+
+    def torch_way(self, i: int) -> None:
+        cos, sin = (part.repeat(1, 2)[:, None].to(self.q[i].dtype) for part in self.cache[self.pos.long()].chunk(2, -1))
+        for x, out in zip((self.q[i], self.k[i]), self.outs[i], strict=True):
+            half = torch.cat((-x[..., 64:], x[..., :64]), -1)
+            eight_bits(x * cos + half * sin, 1.0, out)
+
+
+def rope_quantize(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
+    """Rotate q and k, by a cache of angles, to new e4m3 tensors."""
+    x = QuantisedHeads(tokens, cols, dtype, device, n)
+
+    def ours(i: int) -> None:
+        q, k = x.outs[i]
+        flashinfer.rope_quantize_fp8(x.q[i], x.k[i], None, None, x.cache, x.pos, q_rope_out=q, k_rope_out=k)
+
+    return x.bytes, ours, x.torch_way
+
+
+def rope_quantize_append(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
+    """Rotate q to e4m3, and k and v into pages of 16 of 64 requests."""
+    x, page, batch = QuantisedHeads(tokens, cols, dtype, device, n), 16, 64
+    each, heads = tokens // batch, cols // 128 // 4
+    pages = batch * ((each + page - 1) // page)
+    caches = [[torch.zeros(pages, page, heads, 128, device=device).to(torch.float8_e4m3fn) for _ in "12"] for _ in x.q]
+    indptr = torch.arange(batch + 1, dtype=torch.int32, device=device) * (pages // batch)
+    indices = torch.randperm(pages, device=device).int()
+    request = torch.arange(batch, device=device).repeat_interleave(each).int()
+    position = torch.arange(each, device=device).repeat(batch).int()
+    page_of, slot = indices[(indptr[request.long()] + position // page).long()].long(), (position % page).long()
+
+    def ours(i: int) -> None:
+        flashinfer.rope_quantize_fp8_append_paged_kv_cache(
+            x.q[i], x.k[i], None, None, x.v[i], x.cache, x.pos, tuple(caches[i]), indices, indptr, request, position,
+            page_size=page, q_rope_out=x.outs[i][0],
+        )  # fmt: skip
+
+    def torch_way(i: int) -> None:
+        x.torch_way(i)
+        caches[i][0].view(torch.uint8)[page_of, slot] = x.outs[i][1].view(torch.uint8)
+        value = x.v[i].float().clamp_(-448, 448).to(torch.float8_e4m3fn)
+        caches[i][1].view(torch.uint8)[page_of, slot] = value.view(torch.uint8)
+
+    return x.bytes + x.v[0].numel() * (dtype.itemsize + 1), ours, torch_way
 
 
 def append(tokens: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
@@ -134,9 +230,13 @@ OPERATORS: list[Callable[..., tuple[int, Call, Call]]] = [
     rmsnorm,
     fused_add_rmsnorm,
     layernorm,
+    layernorm_quant,
+    fused_add_rmsnorm_block_quant,
     silu_and_mul,
     gelu_and_mul,
     rope,
+    rope_quantize,
+    rope_quantize_append,
     append,
 ]
 SHAPES = {"cpu": [(4096, 4096)], "cuda": [(4096, 4096), (16384, 8192)]}

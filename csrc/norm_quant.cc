@@ -1,25 +1,11 @@
 // Operators of the norm_quant family.
 #include "binding/binding.h"
+#include "binding/quant_scale.h"
 
 #include <flashinfer/common/norm_quant.h>
 
-#include <cmath>
-
 namespace flashinfer::binding {
 namespace {
-
-// Set the scale: a number, or the element of a tensor that the kernel reads.
-void put_scale(const Check& check, double scale, const std::optional<Tensor>& tensor, const View& like,
-               RmsNormQuantParams& params) {
-  params.scale = {scale, nullptr};
-  if (!tensor) return check.that(std::isfinite(scale) && scale > 0, "scale", "got no positive number");
-  const View arg(*tensor, "scale");
-  check.dtype(arg, {DType::kFloat32, DType::kFloat64});
-  check.same_device(arg, like);
-  if (arg.numel != 1) check.fail(arg, "got " + std::to_string(arg.numel) + " elements, wanted 1");
-  if (arg.dtype == DType::kFloat32) params.scale_at = static_cast<const float*>(arg.data);
-  if (arg.dtype == DType::kFloat64) params.scale.at = static_cast<const double*>(arg.data);
-}
 
 void normalize(const Check& check, const Tensor& out, const Tensor& input, const Tensor* residual, const Tensor& weight,
                double scale, const std::optional<Tensor>& scale_tensor, double eps,
@@ -41,21 +27,19 @@ void normalize(const Check& check, const Tensor& out, const Tensor& input, const
     check.no_overlap(x, r, false);
     check.no_overlap(r, w, false);
   }
-  RmsNormQuantParams params{.input = x.data,
-                            .residual = residual ? r.data : nullptr,
-                            .weight = w.data,
-                            .output = y.data,
-                            .input_rows = check.rows(x),
-                            .residual_rows = residual ? check.rows(r) : Rows{},
-                            .output_rows = check.rows(y),
-                            .num_rows = x.numel ? x.numel / x.size(-1) : 0,
-                            .hidden_size = x.size(-1),
-                            .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
-                            .scale = {},
-                            .scale_at = nullptr,
-                            .dtype = x.dtype,
-                            .output_dtype = y.dtype};
-  put_scale(check, scale, scale_tensor, x, params);
+  const RmsNormQuantParams params{.input = x.data,
+                                  .residual = residual ? r.data : nullptr,
+                                  .weight = w.data,
+                                  .output = y.data,
+                                  .input_rows = check.rows(x),
+                                  .residual_rows = residual ? check.rows(r) : Rows{},
+                                  .output_rows = check.rows(y),
+                                  .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                                  .hidden_size = x.size(-1),
+                                  .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
+                                  .scale = quant_scale(check, scale, scale_tensor, "scale", x),
+                                  .dtype = x.dtype,
+                                  .output_dtype = y.dtype};
   rms_norm_quant(params, OnDevice(x, enable_pdl));
 }
 
@@ -72,7 +56,90 @@ void fused_add_rmsnorm_quant(const Tensor& out, const Tensor& input, const Tenso
             enable_pdl);
 }
 
+void layernorm_quant(const Tensor& out, const Tensor& input, const Tensor& gemma, const Tensor& beta, double scale,
+                     const std::optional<Tensor>& scale_tensor, double eps, const std::optional<Tensor>& eps_tensor) {
+  const Check check("layernorm_quant");
+  const View x(input, "input"), g(gemma, "gemma"), b(beta, "beta"), y(out, "out");
+  check.rank(x, 1, 16);
+  check.floating(x);
+  check.dtype(g, {DType::kFloat32, x.dtype});
+  check.same_dtype(b, g);
+  check.dtype(y, {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
+  check.same_shape(y, x);
+  for (const View* arg : {&g, &b}) check.shape(*arg, {x.size(-1)});
+  for (const View* arg : {&g, &b, &y}) check.same_device(*arg, x);
+  for (const View* arg : {&x, &g, &b, &y}) check.last_contiguous(*arg), check.aligned(*arg);
+  check.writable(y);
+  for (const View* arg : {&x, &g, &b}) check.no_overlap(y, *arg, false);
+  const LayerNormQuantParams params{.input = x.data,
+                                    .gamma = g.data,
+                                    .beta = b.data,
+                                    .output = y.data,
+                                    .input_rows = check.rows(x),
+                                    .output_rows = check.rows(y),
+                                    .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                                    .hidden_size = x.size(-1),
+                                    .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
+                                    .scale = quant_scale(check, scale, scale_tensor, "scale", x),
+                                    .dtype = x.dtype,
+                                    .output_dtype = y.dtype,
+                                    .affine_is_float32 = g.dtype == DType::kFloat32};
+  layer_norm_quant(params, OnDevice(x));
+}
+
+void fused_add_rmsnorm_fp8_block_quant(const Tensor& out, const Tensor& block_scale, const Tensor& normed_out,
+                                       const Tensor& input, const Tensor& residual, const Tensor& weight, double eps,
+                                       const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
+  const Check check("fused_add_rmsnorm_fp8_block_quant");
+  const View y(out, "out"), s(block_scale, "block_scale"), normed(normed_out, "normed_out"), x(input, "input");
+  const View r(residual, "residual"), w(weight, "weight");
+  check.rank(x, 2, 2);
+  check.floating(x);
+  const int64_t rows = x.size(0), n = x.size(1);
+  if (n % kQuantBlock != 0)
+    check.fail(x, "got a last dimension of " + std::to_string(n) + ", wanted a multiple of 128");
+  check.dtype(y, {DType::kFloat8E4M3});
+  check.dtype(s, {DType::kFloat32});
+  check.shape(s, {n / kQuantBlock, -1});
+  if (s.size(1) < rows)
+    check.fail(s, "got " + std::to_string(s.size(1)) + " columns, wanted at least the " + std::to_string(rows) +
+                      " rows of input");
+  check.shape(w, {n});
+  for (const View* arg : {&y, &normed, &r}) check.same_shape(*arg, x);
+  for (const View* arg : {&normed, &r, &w}) check.same_dtype(*arg, x);
+  for (const View* arg : {&y, &s, &normed, &r, &w}) check.same_device(*arg, x);
+  for (const View* arg : {&y, &normed, &x, &r, &w}) check.last_contiguous(*arg), check.aligned(*arg);
+  const View* written[] = {&y, &s, &normed, &r};
+  for (const View* one : written) {
+    check.writable(*one);
+    check.no_overlap(*one, w, false);
+    check.no_overlap(*one, x, one == &normed);
+    for (const View* other : written)
+      if (one < other) check.no_overlap(*one, *other, false);
+  }
+  const auto stride = [](const View& arg) { return arg.size(0) > 1 ? arg.stride(0) : 0; };
+  const RmsNormBlockQuantParams params{.input = x.data,
+                                       .residual = r.data,
+                                       .weight = w.data,
+                                       .normed = normed.data,
+                                       .output = y.data,
+                                       .scale = static_cast<float*>(s.data),
+                                       .input_stride = stride(x),
+                                       .residual_stride = stride(r),
+                                       .normed_stride = stride(normed),
+                                       .output_stride = stride(y),
+                                       .scale_block_stride = stride(s),
+                                       .scale_row_stride = s.size(1) > 1 ? s.stride(1) : 0,
+                                       .num_rows = n ? rows : 0,
+                                       .hidden_size = n,
+                                       .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
+                                       .dtype = x.dtype};
+  if (params.num_rows) rms_norm_block_quant(params, OnDevice(x, enable_pdl));
+}
+
 FLASHINFER_LIBRARY(m) {
+  m.impl("layernorm_quant", box<layernorm_quant>);
+  m.impl("fused_add_rmsnorm_fp8_block_quant", box<fused_add_rmsnorm_fp8_block_quant>);
   m.impl("rmsnorm_quant", box<rmsnorm_quant>);
   m.impl("fused_add_rmsnorm_quant", box<fused_add_rmsnorm_quant>);
 }

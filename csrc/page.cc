@@ -93,17 +93,17 @@ AppendParams append_params(const Check& check, const char* op, const View* const
   }
   if (page_size < 1 || page_size > INT32_MAX)
     check.fail(**caches.begin(), "got page_size " + std::to_string(page_size) + ", wanted 1 or more");
-  return {.streams = {},
-          .batch_indices = ints(batch_indices),
-          .positions = ints(positions),
-          .kv_indices = ints(kv_indices),
-          .kv_indptr = ints(kv_indptr),
-          .num_tokens = num_tokens,
-          .num_indices = kv_indices.size(0),
-          .num_pages = num_pages,
-          .batch_size = kv_indptr.size(0) - 1,
-          .page_size = static_cast<int32_t>(page_size),
-          .op = op};
+  return {{.batch_indices = ints(batch_indices),
+           .positions = ints(positions),
+           .kv_indices = ints(kv_indices),
+           .kv_indptr = ints(kv_indptr),
+           .num_tokens = num_tokens,
+           .num_indices = kv_indices.size(0),
+           .num_pages = num_pages,
+           .batch_size = kv_indptr.size(0) - 1,
+           .page_size = static_cast<int32_t>(page_size),
+           .op = op},
+          {}};
 }
 
 void append_paged_kv_cache(const Tensor& append_key, const Tensor& append_value, const Tensor& batch_indices,
@@ -166,23 +166,45 @@ void append_paged_mla_kv_cache(const Tensor& append_ckv, const Tensor& append_kp
   append_paged(params, OnDevice(ckv.view));
 }
 
-std::tuple<Tensor, Tensor> get_batch_indices_positions(const Tensor& append_indptr, const Tensor& seq_lens,
-                                                       int64_t nnz) {
-  const Check check("get_batch_indices_positions");
+void write_positions(const Check& check, const Tensor& append_indptr, const Tensor& seq_lens, int64_t nnz,
+                     const View& batch_indices, const View& positions, bool padded) {
   const View indptr(append_indptr, "append_indptr"), lens(seq_lens, "seq_lens");
   check.rank(lens, 1, 1);
   index(check, lens, indptr, -1);
   index(check, indptr, lens, lens.size(0) + 1);
-  check_range(check, "nnz", nnz, 0);
-  Tensor batch_indices = empty(&nnz, 1, append_indptr), positions = empty(&nnz, 1, append_indptr);
+  for (const View* out : {&batch_indices, &positions}) {
+    index(check, *out, indptr, nnz);
+    check.writable(*out);
+    for (const View* arg : {&indptr, &lens}) check.no_overlap(*out, *arg, false);
+  }
+  check.no_overlap(batch_indices, positions, false);
   const PositionsParams params{.append_indptr = ints(indptr),
                                .seq_lens = ints(lens),
-                               .batch_indices = static_cast<int32_t*>(View(batch_indices, "batch_indices").data),
-                               .positions = static_cast<int32_t*>(View(positions, "positions").data),
+                               .batch_indices = static_cast<int32_t*>(batch_indices.data),
+                               .positions = static_cast<int32_t*>(positions.data),
                                .num_tokens = nnz,
-                               .batch_size = lens.size(0)};
+                               .batch_size = lens.size(0),
+                               .padded = padded};
   flashinfer::batch_indices_positions(params, OnDevice(indptr));
+}
+
+std::tuple<Tensor, Tensor> get_batch_indices_positions(const Tensor& append_indptr, const Tensor& seq_lens,
+                                                       int64_t nnz) {
+  const Check check("get_batch_indices_positions");
+  check.dtype(View(append_indptr, "append_indptr"), {DType::kInt32});
+  check_range(check, "nnz", nnz, 0);
+  Tensor batch_indices = empty(&nnz, 1, append_indptr), positions = empty(&nnz, 1, append_indptr);
+  write_positions(check, append_indptr, seq_lens, nnz, View(batch_indices, "batch_indices"),
+                  View(positions, "positions"), false);
   return {std::move(batch_indices), std::move(positions)};
+}
+
+void get_batch_indices_positions_out(const Tensor& append_indptr, const Tensor& seq_lens, const Tensor& batch_indices,
+                                     const Tensor& positions) {
+  const View out(batch_indices, "batch_indices");
+  const Check check("get_batch_indices_positions");
+  check.rank(out, 1, 1);
+  write_positions(check, append_indptr, seq_lens, out.size(0), out, View(positions, "positions"), true);
 }
 
 void block_sparse_indices_to_vector_sparse_offsets(const Tensor& block_sparse_indices,
@@ -221,6 +243,7 @@ FLASHINFER_LIBRARY(m) {
   m.impl("append_paged_kv_cache", box<append_paged_kv_cache>);
   m.impl("append_paged_mla_kv_cache", box<append_paged_mla_kv_cache>);
   m.impl("get_batch_indices_positions", box<get_batch_indices_positions>);
+  m.impl("get_batch_indices_positions_out", box<get_batch_indices_positions_out>);
   m.impl("block_sparse_indices_to_vector_sparse_offsets", box<block_sparse_indices_to_vector_sparse_offsets>);
 }
 

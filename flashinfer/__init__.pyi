@@ -46,6 +46,7 @@ from . import preload as preload
 from . import profiler as profiler
 from . import quantization as quantization
 from . import rope as rope
+from . import rope_quant as rope_quant
 from . import sampling as sampling
 from . import sparse as sparse
 from . import testing as testing
@@ -206,8 +207,10 @@ from .norm import rmsnorm as rmsnorm
 from .norm_backward import gen_norm_backward_module as gen_norm_backward_module
 from .norm_backward import layernorm_backward as layernorm_backward
 from .norm_backward import rmsnorm_backward as rmsnorm_backward
+from .norm_quant import fused_add_rmsnorm_fp8_block_quant as fused_add_rmsnorm_fp8_block_quant
 from .norm_quant import fused_add_rmsnorm_quant as fused_add_rmsnorm_quant
 from .norm_quant import gen_norm_quant_module as gen_norm_quant_module
+from .norm_quant import layernorm_quant as layernorm_quant
 from .norm_quant import rmsnorm_quant as rmsnorm_quant
 from .page import append_paged_kv_cache as append_paged_kv_cache
 from .page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
@@ -241,6 +244,10 @@ from .rope import apply_rope_pos_ids_inplace as apply_rope_pos_ids_inplace
 from .rope import apply_rope_with_cos_sin_cache as apply_rope_with_cos_sin_cache
 from .rope import apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace
 from .rope import gen_rope_module as gen_rope_module
+from .rope_quant import gen_rope_quant_module as gen_rope_quant_module
+from .rope_quant import mla_rope_quantize_fp8 as mla_rope_quantize_fp8
+from .rope_quant import rope_quantize_fp8 as rope_quantize_fp8
+from .rope_quant import rope_quantize_fp8_append_paged_kv_cache as rope_quantize_fp8_append_paged_kv_cache
 from .sampling import TopKTieBreak as TopKTieBreak
 from .sampling import chain_speculative_sampling as chain_speculative_sampling
 from .sampling import gen_sampling_module as gen_sampling_module

@@ -12,15 +12,12 @@ from typing import Any
 
 import torch
 
+from ._compat import elsewhere
 from ._ops.declare import define
 from ._ops.route import General, write
 from ._ops.scalars import scalar
 from .jit.modules.norm import gen_norm_module
 from .norm_backward import fused_add_rmsnorm_gradient, layernorm_gradient, rmsnorm_gradient
-
-# FlashInfer's callers import these from this module.
-from .norm_quant import fused_add_rmsnorm_quant as fused_add_rmsnorm_quant
-from .norm_quant import rmsnorm_quant as rmsnorm_quant
 
 __all__ = [
     "fused_add_rmsnorm",
@@ -30,6 +27,15 @@ __all__ = [
     "layernorm",
     "rmsnorm",
 ]
+
+# FlashInfer has these names here too. Their family is imported when they are used.
+__getattr__ = elsewhere(
+    __name__,
+    dict.fromkeys(
+        ("fused_add_rmsnorm_fp8_block_quant", "fused_add_rmsnorm_quant", "layernorm_quant", "rmsnorm_quant"),
+        "norm_quant",
+    ),
+)
 
 
 def _like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""RMSNorm with a quantised result: numbers of eight bits and one scale for the next layer.
+"""Norms with a quantised result: numbers of eight bits and one scale for the next layer.
 
 Source of the formats: Micikevicius et al.: FP8 Formats for Deep Learning, 2022.
 """
@@ -11,10 +11,16 @@ import torch
 
 from ._ops.declare import define
 from ._ops.route import without_gradient
-from ._ops.scalars import scalar
+from ._ops.scalars import scale_or_tensor
 from .jit.modules.norm_quant import gen_norm_quant_module
 
-__all__ = ["fused_add_rmsnorm_quant", "gen_norm_quant_module", "rmsnorm_quant"]
+__all__ = [
+    "fused_add_rmsnorm_fp8_block_quant",
+    "fused_add_rmsnorm_quant",
+    "gen_norm_quant_module",
+    "layernorm_quant",
+    "rmsnorm_quant",
+]
 
 Number = float | torch.Tensor
 
@@ -36,6 +42,20 @@ _fused_add_rmsnorm_quant = define(
     gen_norm_quant_module,
     _nothing,
     general=without_gradient("fused_add_rmsnorm_quant", "input", "residual", "weight"),
+)
+_layernorm_quant = define(
+    "layernorm_quant(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, float scale, Tensor? scale_tensor,"
+    " float eps, Tensor? eps_tensor) -> ()",
+    gen_norm_quant_module,
+    _nothing,
+    general=without_gradient("layernorm_quant", "input", "gemma", "beta"),
+)
+_block_quant = define(
+    "fused_add_rmsnorm_fp8_block_quant(Tensor(a!) out, Tensor(b!) block_scale, Tensor(c!) normed_out, Tensor input,"
+    " Tensor(d!) residual, Tensor weight, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
+    gen_norm_quant_module,
+    _nothing,
+    general=without_gradient("fused_add_rmsnorm_fp8_block_quant", "input", "residual", "weight"),
 )
 
 
@@ -69,7 +89,7 @@ def rmsnorm_quant(
         TypeError: invalid dtypes.
         GradientError: a tensor requires a gradient; there is none.
     """
-    _rmsnorm_quant(out, input, weight, *_number(scale, input), *_number(eps, input), enable_pdl)
+    _rmsnorm_quant(out, input, weight, *scale_or_tensor(scale, input), *scale_or_tensor(eps, input), enable_pdl)
     return out
 
 
@@ -96,11 +116,66 @@ def fused_add_rmsnorm_quant(
     Raises:
         ValueError, TypeError, GradientError: as :func:`rmsnorm_quant`.
     """
-    _fused_add_rmsnorm_quant(out, input, residual, weight, *_number(scale, input), *_number(eps, input), enable_pdl)
+    _fused_add_rmsnorm_quant(
+        out, input, residual, weight, *scale_or_tensor(scale, input), *scale_or_tensor(eps, input), enable_pdl
+    )
 
 
-def _number(number: Number, input: torch.Tensor) -> tuple[Any, torch.Tensor | None]:
-    """Return the operator's two arguments. The operator rejects other types."""
-    if isinstance(number, torch.Tensor):
-        return 1.0, number
-    return scalar(number, input.device) if isinstance(input, torch.Tensor) else (1.0, None)
+def layernorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    scale: Number,
+    eps: float = 1e-6,
+) -> None:
+    """Normalise, then quantise: ``out = layernorm(input, gemma, beta, eps) / scale``.
+
+    The normalised values are rounded to the dtype of ``input`` before the division.
+
+    Args:
+        out: float8_e4m3fn, float8_e5m2 or int8 of ``input``'s shape, written, rounded as in
+            :func:`rmsnorm_quant`.
+        input: ``[..., hidden_size]`` (float32, float16, bfloat16); any strides of leading dimensions that
+            three dimensions can express.
+        gemma, beta: ``[hidden_size]``, factor and term, float32 or the dtype of ``input``.
+        scale, eps: as for :func:`rmsnorm_quant`.
+
+    Raises:
+        ValueError, TypeError, GradientError: as :func:`rmsnorm_quant`.
+    """
+    _layernorm_quant(out, input, gemma, beta, *scale_or_tensor(scale, input), *scale_or_tensor(eps, input))
+
+
+def fused_add_rmsnorm_fp8_block_quant(
+    out: torch.Tensor,
+    block_scale: torch.Tensor,
+    normed_out: torch.Tensor,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """Add, normalise, and quantise blocks of 128 columns: ``out = normed_out / block_scale``.
+
+    ``residual += input``, ``normed_out = rmsnorm(residual, weight, eps)``. The sum is normalised in float32.
+    A block's scale is its largest magnitude in ``normed_out``, as rounded and at least 1e-10, divided by 448.
+
+    Args:
+        out: ``[T, hidden_size]`` float8_e4m3fn, written.
+        block_scale: ``[hidden_size / 128, N]`` float32 with N >= T, usually T rounded up to a multiple of 4.
+            Element ``[b, t]`` becomes the scale of block b of row t. Columns from T on are not written.
+        normed_out: ``[T, hidden_size]``, dtype of ``input``, written; it may be ``input``.
+        input, residual: ``[T, hidden_size]`` (float32, float16, bfloat16), of one dtype; any stride of rows.
+            ``hidden_size`` is a multiple of 128. ``residual`` is overwritten with the sum.
+        weight: ``[hidden_size]``, same dtype.
+        eps: added to the mean of the squares.
+        enable_pdl: as for :func:`rmsnorm_quant`.
+
+    Raises:
+        ValueError: invalid shapes, strides or devices, or arguments that overlap.
+        TypeError: invalid dtypes.
+        GradientError: a tensor requires a gradient; there is none.
+    """
+    _block_quant(out, block_scale, normed_out, input, residual, weight, *scale_or_tensor(eps, input), enable_pdl)

@@ -80,6 +80,16 @@ _get_batch_indices_positions = with_indices(
     ),
     {0: "append_indptr", 1: "seq_lens"},
 )
+_get_batch_indices_positions_out = with_indices(
+    "get_batch_indices_positions",
+    define(
+        "get_batch_indices_positions_out(Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices,"
+        " Tensor(b!) positions) -> ()",
+        gen_page_module,
+        _nothing,
+    ),
+    {0: "append_indptr", 1: "seq_lens"},
+)
 
 
 def _seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -207,7 +217,11 @@ def append_paged_mla_kv_cache(
 
 
 def get_batch_indices_positions(
-    append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int
+    append_indptr: torch.Tensor,
+    seq_lens: torch.Tensor,
+    nnz: int,
+    batch_indices: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the request and the position of each appended token.
 
@@ -218,18 +232,27 @@ def get_batch_indices_positions(
             slice of a longer table. Tokens before its first offset belong to no request and get -1 and -1.
         seq_lens: ``[batch_size]`` integers, lengths of the requests with the new tokens, see
             :func:`get_seq_lens`.
-        nnz: number of appended tokens, ``append_indptr[-1]``.
+        nnz: number of appended tokens, ``append_indptr[-1]``. With ``batch_indices`` and ``positions`` it may
+            be larger. Tokens after the last request are padding and get -1 and -1.
+        batch_indices, positions: buffers of a CUDA graph, ``[nnz]`` int32 each, written. Both or neither.
 
     Returns:
-        ``(batch_indices, positions)``, ``[nnz]`` int32 each.
+        ``(batch_indices, positions)``, ``[nnz]`` int32 each: the buffers, or new tensors without them.
 
     Raises:
-        ValueError: shapes or devices that do not fit. On the CPU also an ``append_indptr`` that is negative,
+        ValueError: shapes or devices that do not fit, or arguments that overlap. On the CPU also an ``append_indptr`` that is negative,
             decreases or does not end at ``nnz``, or a request shorter than its appended tokens. On CUDA a
             token without a request gets -1 and -1. :func:`append_paged_kv_cache` skips such tokens.
-        TypeError: indices that are no integers.
+        TypeError: indices that are no integers, buffers that are not int32, or one buffer without the other.
     """
-    return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]
+    if batch_indices is None and positions is None:
+        return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]
+    op = "get_batch_indices_positions"
+    (size,) = bind(op, batch_indices=(batch_indices, "n"), positions=(positions, "n"))
+    if differs(size, nnz):
+        raise ValueError(f"{op}: batch_indices: got shape [{size}], wanted [{nnz}], which is nnz")
+    _get_batch_indices_positions_out(append_indptr, seq_lens, batch_indices, positions)
+    return batch_indices, positions  # type: ignore[return-value] # bind has checked them
 
 
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:

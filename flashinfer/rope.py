@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ._compat import elsewhere
 from ._ops.declare import define
 from ._ops.route import General, Gradient, write
 from ._ops.scalars import as_tensor, is_symbolic
@@ -35,6 +36,14 @@ __all__ = [
     "apply_rope_with_cos_sin_cache_inplace",
     "gen_rope_module",
 ]
+
+# FlashInfer has these names here too. Their family is imported when they are used.
+__getattr__ = elsewhere(
+    __name__,
+    dict.fromkeys(
+        ("mla_rope_quantize_fp8", "rope_quantize_fp8", "rope_quantize_fp8_append_paged_kv_cache"), "rope_quant"
+    ),
+)
 
 
 def _like_q_and_k(q: torch.Tensor, k: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:

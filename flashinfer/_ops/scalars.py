@@ -45,3 +45,15 @@ def scalar(number: float, device: torch.device) -> tuple[float, torch.Tensor | N
     if is_dynamo_compiling() and is_symbolic(number):
         return 0.0, as_tensor(number, device)
     return number, None
+
+
+def scale_or_tensor(scale: float | torch.Tensor, like: object) -> tuple[float, torch.Tensor | None]:
+    """Return the two arguments of an operator for a scale that is a number or a tensor of one element.
+
+    Args:
+        scale: the scale. The operator rejects what is neither.
+        like: tensor on the device of the operator.
+    """
+    if isinstance(scale, torch.Tensor):
+        return 1.0, scale
+    return scalar(scale, like.device) if isinstance(like, torch.Tensor) else (1.0, None)

@@ -119,11 +119,14 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer.norm_quant": (
         "flashinfer::rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor weight, float scale, Tensor? scale_tensor, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
         "flashinfer::fused_add_rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, float scale, Tensor? scale_tensor, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
+        "flashinfer::layernorm_quant(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, float scale, Tensor? scale_tensor, float eps, Tensor? eps_tensor) -> ()",
+        "flashinfer::fused_add_rmsnorm_fp8_block_quant(Tensor(a!) out, Tensor(b!) block_scale, Tensor(c!) normed_out, Tensor input, Tensor(d!) residual, Tensor weight, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
     ),
     "flashinfer.page": (
         "flashinfer::append_paged_kv_cache(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, Tensor(a!) paged_kv_cache, Tensor(b!)? paged_v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len, bool heads_first) -> ()",
         "flashinfer::append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions, Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
         "flashinfer::get_batch_indices_positions(Tensor append_indptr, Tensor seq_lens, SymInt nnz) -> (Tensor, Tensor)",
+        "flashinfer::get_batch_indices_positions_out(Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices, Tensor(b!) positions) -> ()",
         "flashinfer::get_seq_lens(Tensor kv_indptr, Tensor kv_last_page_len, SymInt page_size) -> Tensor",
         "flashinfer::block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr, Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, SymInt stride_block, SymInt stride_n, SymInt block_size) -> ()",
     ),
@@ -141,5 +144,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "flashinfer::apply_rope_with_cos_sin_cache_autograd(Tensor positions, Tensor query, Tensor key, SymInt head_size, Tensor cos_sin_cache, bool is_neox, bool inverse) -> (Tensor, Tensor)",
         "flashinfer::apply_rope_with_cos_sin_cache(Tensor positions, Tensor query, Tensor key, SymInt head_size, Tensor cos_sin_cache, bool is_neox) -> (Tensor, Tensor)",
         "flashinfer::apply_rope_with_cos_sin_cache_inplace(Tensor positions, Tensor(a!) query, Tensor(b!) key, SymInt head_size, Tensor cos_sin_cache, bool is_neox) -> ()",
+    ),
+    "flashinfer.rope_quant": (
+        "flashinfer::rope_quantize_fp8(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope, Tensor cos_sin_cache, Tensor pos_ids, bool is_neox, float quant_scale_q, Tensor? quant_scale_q_tensor, float quant_scale_kv, Tensor? quant_scale_kv_tensor, Tensor(a!) q_rope_out, Tensor(b!) k_rope_out, Tensor(c!) q_nope_out, Tensor(d!) k_nope_out, bool? enable_pdl) -> ()",
+        "flashinfer::rope_quantize_fp8_append_paged_kv_cache(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope, Tensor? v, Tensor cos_sin_cache, Tensor pos_ids, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor batch_indices, Tensor positions, bool is_neox, float quant_scale_q, Tensor? quant_scale_q_tensor, float quant_scale_kv, Tensor? quant_scale_kv_tensor, SymInt page_size, bool heads_first, Tensor(c!) q_rope_out, Tensor(d!) q_nope_out, bool? enable_pdl) -> ()",
     ),
 }

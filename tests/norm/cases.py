@@ -36,6 +36,11 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         calls.setdefault("fused_add_rmsnorm_quant", []).append(
             (eight.clone(), x, x.clone(), w, number, given, EPS, None, None)
         )
+        calls.setdefault("layernorm_quant", []).append((eight.clone(), x, w, w, number, given, EPS, None))
+    wide, scales = randn(6, 256, device=device).half(), torch.zeros(2, 8, device=device)
+    calls["fused_add_rmsnorm_fp8_block_quant"] = [
+        (wide.to(torch.float8_e4m3fn), scales, wide.clone(), wide, wide.clone(), wide[0].clone(), EPS, None, None)
+    ]
     calls["rmsnorm_backward"] = [(x, x, w, None, EPS, None, 1.0), (x, x, w, x, 0.0, tensor, 0.0)]
     calls["layernorm_backward"] = [(x, x, w, EPS, None), (x, x, w.float(), 0.0, tensor)]
     return calls
@@ -70,6 +75,26 @@ def functions(device: str) -> dict[str, Case]:
         flashinfer.fused_add_rmsnorm_quant(out, input, residual, weight, 0.5, eps)
         return out.view(torch.uint8)
 
+    def centred(
+        input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, scale: float = 0.5, eps: float = EPS
+    ) -> Any:
+        out = torch.empty_like(input, dtype=torch.float8_e4m3fn)
+        flashinfer.layernorm_quant(out, input, gemma, beta, scale, eps)
+        return out.view(torch.uint8)
+
+    def blocks(
+        input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = EPS
+    ) -> list[torch.Tensor]:
+        out, normed = torch.empty_like(input, dtype=torch.float8_e4m3fn), torch.empty_like(input)
+        scale = torch.zeros(2, input.shape[0], device=device)
+        flashinfer.fused_add_rmsnorm_fp8_block_quant(out, scale, normed, input, residual, weight, eps)
+        return [out.view(torch.uint8), scale, normed]
+
+    def of_blocks(n: int) -> dict[str, Any]:
+        return {name: randn(n, 256, device=device) for name in both} | {"weight": randn(256, device=device)}
+
+    cases["layernorm_quant"] = Case(centred, rows("input", weights=affine), ("scale", "eps"))
+    cases["fused_add_rmsnorm_fp8_block_quant"] = Case(blocks, of_blocks, ("eps",), written=("residual",))
     cases["rmsnorm_quant"] = Case(quantised, rows("input"), ("scale", "eps"))
     cases["fused_add_rmsnorm_quant"] = Case(added, rows(*both), ("eps",), (), ("residual",))
     cases["rmsnorm_backward"] = Case(

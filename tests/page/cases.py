@@ -45,6 +45,9 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
             (ckv, kpe, *tokens, torch.zeros(4, 4, 16, device=device), torch.zeros(4, 4, 8, device=device), *pages)
         ],
         "get_batch_indices_positions": [(p["append_indptr"], p["seq_lens"], 5)],
+        "get_batch_indices_positions_out": [
+            (p["append_indptr"], p["seq_lens"], *(p["positions"].clone() for _ in "12"))
+        ],
         "get_seq_lens": [(p["kv_indptr"], p["kv_last_page_len"], 4)],
         "block_sparse_indices_to_vector_sparse_offsets": [
             (p["kv_indices"], p["kv_indptr"], p["offsets"], p["offsets_indptr"], p["seq_lens"], 8, 2, 4)
@@ -78,6 +81,11 @@ def functions(device: str) -> dict[str, Case]:
         ones = torch.ones(n, dtype=torch.int32, device=device)
         return dict(append_indptr=torch.arange(n + 1, dtype=torch.int32, device=device), seq_lens=ones + 3, nnz=n)
 
+    def buffers(n: int) -> dict[str, Any]:
+        return lengths(n) | {
+            name: torch.zeros(n, dtype=torch.int32, device=device) for name in ("batch_indices", "positions")
+        }
+
     def last_pages(n: int) -> dict[str, Any]:
         indptr = torch.arange(n + 1, dtype=torch.int32, device=device) * 2
         return dict(kv_indptr=indptr, kv_last_page_len=torch.ones(n, dtype=torch.int32, device=device), page_size=4)
@@ -101,6 +109,9 @@ def functions(device: str) -> dict[str, Case]:
             flashinfer.append_paged_mla_kv_cache, append_mla, written=("ckv_cache", "kpe_cache")
         ),
         "get_batch_indices_positions": Case(flashinfer.get_batch_indices_positions, lengths),
+        "get_batch_indices_positions out": Case(
+            flashinfer.get_batch_indices_positions, buffers, written=("batch_indices", "positions")
+        ),
         "get_seq_lens": Case(flashinfer.get_seq_lens, last_pages, ("page_size",)),
         "block_sparse_indices_to_vector_sparse_offsets": Case(
             flashinfer.block_sparse_indices_to_vector_sparse_offsets,

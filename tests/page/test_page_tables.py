@@ -47,6 +47,36 @@ def test_tokens_of_no_request(indptr, lens, nnz, message, device):
         assert batch_indices == [0, 0, 1, 1, 1, -1, -1] and positions == [0, 1, 0, 1, 2, -1, -1]
 
 
+@pytest.mark.parametrize("batch", [0, 1, 5, 300])
+def test_buffers_of_a_graph(batch, device):
+    """Tokens after the last request are padding."""
+    requests = Requests(batch, 4, device)
+    size, lens = requests.nnz + 3, int32(requests.seq_lens, device)
+    buffers = [torch.full((size + 2,), 7, dtype=torch.int32, device=device) for _ in "12"]
+    given = [buffer[1 : size + 1] for buffer in buffers]
+    got = flashinfer.get_batch_indices_positions(requests.append_indptr, lens, size, *given)
+    assert got[0] is given[0] and got[1] is given[1]
+    for buffer, want in zip(buffers, (requests.batch_indices, requests.positions), strict=True):
+        assert buffer.tolist() == [7, *want.tolist(), -1, -1, -1, 7]
+
+
+def test_bad_buffers(device):
+    indptr, lens = int32([0, 1, 3], device), int32([1, 2], device)
+    good = int32([7] * 3, device), int32([7] * 3, device)
+    for error, message, buffers in (
+        (TypeError, "positions: got NoneType, wanted Tensor", (good[0], None)),
+        (TypeError, "batch_indices: got NoneType, wanted Tensor", (None, good[1])),
+        (TypeError, "positions: got int64, wanted int32", (good[0], good[1].long())),
+        (ValueError, r"batch_indices: got shape \[2\], wanted \[3\], which is nnz", (good[0][:2], good[1][:2])),
+        (ValueError, "positions: got", (good[0], good[1][:2])),
+        (ValueError, "overlaps", (good[0], good[0])),
+        (ValueError, "overlaps", (indptr, good[1])),
+    ):
+        with pytest.raises(error, match=f"get_batch_indices_positions: .*{message}"):
+            flashinfer.get_batch_indices_positions(indptr, lens, 3, *buffers)
+    assert good[0].tolist() == good[1].tolist() == [7] * 3
+
+
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_seq_lens(page_size, device):
     for batch in (0, 1, 300):

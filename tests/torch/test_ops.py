@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer
+import flashinfer.comm.allreduce  # its operator has no name at the top
 from flashinfer._ops.declare import OPERATORS
 from flashinfer.errors import FlashInferError, GradientError
 from flashinfer.utils import is_sm90a_supported

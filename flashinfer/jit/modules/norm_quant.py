@@ -13,7 +13,7 @@ AXES = (DTYPE_AXIS,)
 
 
 def gen_norm_quant_module(device: object = None, dtypes: Iterable[str] = DTYPES) -> JitSpec:
-    """Return the module of RMSNorm and its fused form with 8-bit outputs, for ``dtypes``."""
+    """Return the module of norms with 8-bit outputs, for ``dtypes``."""
     return family_spec("norm_quant", device_of(device), coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
 
 

@@ -1,7 +1,8 @@
-// RMSNorm with a quantised 8-bit result: parameters of the kernels.
+// Norms with a quantised 8-bit result: parameters of the kernels.
 #pragma once
 
 #include <flashinfer/common/dtype.h>
+#include <flashinfer/common/quant_scale.h>
 #include <flashinfer/common/rows.h>
 #include <flashinfer/common/scalar.h>
 
@@ -17,14 +18,54 @@ struct RmsNormQuantParams {
   Rows input_rows, residual_rows, output_rows;
   int64_t num_rows;
   int64_t hidden_size;
-  Scalar eps, scale;
-  const float* scale_at;  // address of the scale, or null
+  Scalar eps;
+  QuantScale scale;
   DType dtype, output_dtype;
 
-  FLASHINFER_HD double rcp_scale() const { return 1.0 / (scale_at ? static_cast<double>(*scale_at) : scale.get()); }
+  FLASHINFER_HD double rcp_scale() const { return 1.0 / scale.get(); }
+};
+
+// output = ((x - mean(x)) / sqrt(var(x) + eps) * gamma + beta) / scale, where the dividend is rounded to x's
+// type. The result is clamped as above. gamma and beta are float32 or of x's type.
+struct LayerNormQuantParams {
+  const void* input;
+  const void* gamma;
+  const void* beta;
+  void* output;
+  Rows input_rows, output_rows;
+  int64_t num_rows;
+  int64_t hidden_size;
+  Scalar eps;
+  QuantScale scale;
+  DType dtype, output_dtype;
+  bool affine_is_float32;
+
+  FLASHINFER_HD double rcp_scale() const { return 1.0 / scale.get(); }
+};
+
+constexpr int kQuantBlock = 128;              // columns with one scale
+constexpr float kLeastBlockMaximum = 1e-10f;  // of a block of zeros
+
+// residual += input; normed = residual / sqrt(mean(residual^2) + eps) * weight, from the unrounded sum. Each block
+// of a row of normed, as rounded, has scale = max(amax, 1e-10) / 448 and output = normed / scale in e4m3.
+struct RmsNormBlockQuantParams {
+  const void* input;
+  void* residual;
+  const void* weight;
+  void* normed;
+  void* output;
+  float* scale;                                                         // [hidden_size / 128, num_rows]
+  int64_t input_stride, residual_stride, normed_stride, output_stride;  // of rows
+  int64_t scale_block_stride, scale_row_stride;
+  int64_t num_rows;
+  int64_t hidden_size;
+  Scalar eps;
+  DType dtype;
 };
 
 struct Launch;
 void rms_norm_quant(const RmsNormQuantParams& params, const Launch& launch);
+void layer_norm_quant(const LayerNormQuantParams& params, const Launch& launch);
+void rms_norm_block_quant(const RmsNormBlockQuantParams& params, const Launch& launch);
 
 }  // namespace flashinfer

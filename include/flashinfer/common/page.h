@@ -17,9 +17,8 @@ struct PagedStream {
   int64_t row_bytes;  // one head of one token
 };
 
-// Token t goes to position positions[t] of request batch_indices[t].
-struct AppendParams {
-  PagedStream streams[2];
+// Slots of new tokens: token t goes to position positions[t] of request batch_indices[t].
+struct PageTable {
   const int32_t *batch_indices, *positions;  // [num_tokens]
   const int32_t *kv_indices, *kv_indptr;     // [num_indices], [batch_size + 1]
   int64_t num_tokens, num_indices, num_pages, batch_size;
@@ -27,11 +26,15 @@ struct AppendParams {
   const char* op;  // operator name, for messages
 };
 
+struct AppendParams : PageTable {
+  PagedStream streams[2];
+};
+
 struct Slot {
   int64_t page, entry;  // page -1: the cache has no such slot
 };
 
-FLASHINFER_HD Slot find_slot(const AppendParams& p, int64_t token) {
+FLASHINFER_HD Slot find_slot(const PageTable& p, int64_t token) {
   const int32_t request = p.batch_indices[token], position = p.positions[token];
   if (request < 0 || request >= p.batch_size || position < 0) return {-1, 0};
   const int64_t at = int64_t{p.kv_indptr[request]} + position / p.page_size;
@@ -47,6 +50,7 @@ struct PositionsParams {
   const int32_t* seq_lens;       // [batch_size]
   int32_t *batch_indices, *positions;
   int64_t num_tokens, batch_size;
+  bool padded;  // tokens after the last request are padding, not an error
 };
 
 // offsets[indptr[b] + i] = block_indices[block_indptr[b] + i / block_size] * stride_block + i % block_size *

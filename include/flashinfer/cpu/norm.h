@@ -167,6 +167,32 @@ void rms_norm(const RmsNormParams& p) {
   });
 }
 
+// Mean of a row, and the sum of the squares of deviations from it.
+struct Moments {
+  double mean, squares;
+};
+
+template <typename T>
+inline Moments moments_of(const T* in, int64_t n) {
+  const double total = row_sum(
+      n, [&](int64_t i) { return load_two(in + i); }, [&](int64_t i, int count) { return load(in + i, count); });
+  const double mean = total / static_cast<double>(n);
+  // Squares of deviations, not the difference of two large sums: a row far from zero keeps its digits.
+  const float center = static_cast<float>(mean);
+  const double squares = row_sum(
+      n,
+      [&](int64_t i) {
+        const Two x = load_two(in + i);
+        return Two{(x.first - center) * (x.first - center), (x.second - center) * (x.second - center)};
+      },
+      [&](int64_t i, int count) {
+        vfloat deviation = load(in + i, count) - center;
+        for (int lane = count; lane < kLanes; ++lane) deviation[lane] = 0;
+        return deviation * deviation;
+      });
+  return {mean, squares};
+}
+
 template <typename T, typename W>
 void layer_norm(const LayerNormParams& p) {
   const W* gamma = static_cast<const W*>(p.gamma);
@@ -176,25 +202,11 @@ void layer_norm(const LayerNormParams& p) {
     for (int64_t row = first; row < last; ++row) {
       const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(row);
       T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
-      const double total = row_sum(
-          n, [&](int64_t i) { return load_two(in + i); }, [&](int64_t i, int count) { return load(in + i, count); });
-      const double mean = total / static_cast<double>(n);
-      // Squares of deviations, not the difference of two large sums: a row far from zero keeps its digits.
-      const float center = static_cast<float>(mean);
-      const double squares = row_sum(
-          n,
-          [&](int64_t i) {
-            const Two x = load_two(in + i);
-            return Two{(x.first - center) * (x.first - center), (x.second - center) * (x.second - center)};
-          },
-          [&](int64_t i, int count) {
-            vfloat deviation = load(in + i, count) - center;
-            for (int lane = count; lane < kLanes; ++lane) deviation[lane] = 0;
-            return deviation * deviation;
-          });
-      const double scale = inverse_root(squares, n, p.eps);
+      const Moments moments = moments_of(in, n);
+      const double scale = inverse_root(moments.squares, n, p.eps);
       for_lanes(n, [&](int64_t i, int count) {
-        const vfloat y = shifted<T>(load(in + i, count), mean, scale, load(gamma + i, count), load(beta + i, count));
+        const vfloat y =
+            shifted<T>(load(in + i, count), moments.mean, scale, load(gamma + i, count), load(beta + i, count));
         store(out + i, y, count);
       });
     }

@@ -19,7 +19,7 @@ namespace flashinfer::cpu {
 }
 
 // Report why find_slot found no slot.
-[[noreturn]] inline void throw_no_slot(const AppendParams& p, int64_t token) {
+[[noreturn]] inline void throw_no_slot(const PageTable& p, int64_t token) {
   const std::string op = std::string(p.op) + ": ";
   const int64_t request = p.batch_indices[token], position = p.positions[token];
   if (request < 0 || request >= p.batch_size) throw_index(op + "batch_indices", token, request, 0, p.batch_size - 1);
@@ -32,14 +32,18 @@ namespace flashinfer::cpu {
 }
 
 // Return true for a token of no request, as get_batch_indices_positions marks it.
-inline bool has_no_request(const AppendParams& p, int64_t token) {
+inline bool has_no_request(const PageTable& p, int64_t token) {
   return p.batch_indices[token] == -1 && p.positions[token] == -1;
 }
 
-inline void append_paged(const AppendParams& p) {
+inline void check_slots(const PageTable& p) {
   for (int64_t token = 0; token < p.num_tokens; ++token) {
     if (find_slot(p, token).page < 0 && !has_no_request(p, token)) throw_no_slot(p, token);
   }
+}
+
+inline void append_paged(const AppendParams& p) {
+  check_slots(p);
   int64_t bytes = 0;
   for (const PagedStream& stream : p.streams) bytes += 2 * stream.num_heads * stream.row_bytes;
   parallel_rows(p.num_tokens, bytes, [&](int64_t first, int64_t last) {
@@ -67,12 +71,14 @@ inline void batch_indices_positions(const PositionsParams& p) {
     if (p.seq_lens[i] < end - start) throw_index(op + "seq_lens", i, p.seq_lens[i], end - start, INT32_MAX);
   }
   const int64_t total = p.append_indptr[p.batch_size];
-  if (total != p.num_tokens) {
+  if (total != p.num_tokens && !p.padded) {
     throw_value_error(op + "nnz: got " + std::to_string(p.num_tokens) + ", wanted append_indptr[-1], " +
                       std::to_string(total));
   }
   std::fill_n(p.batch_indices, p.append_indptr[0], -1);  // tokens before a slice of a table have no request
   std::fill_n(p.positions, p.append_indptr[0], -1);
+  std::fill(p.batch_indices + total, p.batch_indices + p.num_tokens, -1);
+  std::fill(p.positions + total, p.positions + p.num_tokens, -1);
   for (int64_t i = 0; i < p.batch_size; ++i) {
     const int32_t end = p.append_indptr[i + 1], length = p.seq_lens[i];
     for (int32_t token = p.append_indptr[i]; token < end; ++token) {

@@ -158,8 +158,21 @@ __device__ __forceinline__ void load_affine(const void* values, bool is_float32,
   }
 }
 
+// The same for LayerNorm.
 template <typename T>
-__global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNormParams p) {
+struct LayerNormOutput {
+  using Params = LayerNormParams;
+  using Element = T;
+
+  __device__ explicit LayerNormOutput(const Params&) {}
+  template <int kN>
+  __device__ __forceinline__ Vec<Element, kN> operator()(const float (&values)[kN]) const {
+    return Vec<Element, kN>::from_floats(values);
+  }
+};
+
+template <typename T, typename Output>
+__global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const typename Output::Params p) {
   constexpr int kN = kVecBytes / sizeof(T);
   using V = Vec<T, kN>;
   __shared__ __align__(16) float partial[32 * 32];
@@ -167,7 +180,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
   const bool active = row < p.num_rows;
   const int num_vecs = active ? p.hidden_size / kN : 0;
   const T* in = static_cast<const T*>(p.input) + (active ? p.input_rows.offset(row) : 0);
-  T* out = static_cast<T*>(p.output) + (active ? p.output_rows.offset(row) : 0);
+  auto* out = static_cast<typename Output::Element*>(p.output) + (active ? p.output_rows.offset(row) : 0);
 
   wait_for_inputs();
   let_next_start();
@@ -198,6 +211,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
     for (int j = 0; j < kN; ++j) squares += (values[j] - rounded_mean) * (values[j] - rounded_mean);
   }
   const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const Output output(p);
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
     const int vec = threadIdx.x + i * blockDim.x;
@@ -208,15 +222,15 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const LayerNorm
     load_affine<T>(p.beta, p.affine_is_float32, vec * kN, beta);
 #pragma unroll
     for (int j = 0; j < kN; ++j) values[j] = (values[j] - mean) * scale * gamma[j] + beta[j];
-    store_vec(out + vec * kN, V::from_floats(values));
+    store_vec(out + vec * kN, output(values));
   }
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const LayerNormParams p) {
+template <typename T, typename Output>
+__global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const typename Output::Params p) {
   __shared__ __align__(16) float partial[32];
   const T* in = static_cast<const T*>(p.input) + p.input_rows.offset(blockIdx.x);
-  T* out = static_cast<T*>(p.output) + p.output_rows.offset(blockIdx.x);
+  auto* out = static_cast<typename Output::Element*>(p.output) + p.output_rows.offset(blockIdx.x);
 
   wait_for_inputs();
   let_next_start();
@@ -230,11 +244,13 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const Layer
     squares += deviation * deviation;
   }
   const ScaleOf<T> scale = inverse_root<T>(row_sum(squares, partial), p.hidden_size, p.eps);
+  const Output output(p);
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
     float gamma[1], beta[1];
     load_affine<T>(p.gamma, p.affine_is_float32, i, gamma);
     load_affine<T>(p.beta, p.affine_is_float32, i, beta);
-    out[i] = from_float<T>((to_float(in[i]) - mean) * scale * gamma[0] + beta[0]);
+    const float values[1] = {static_cast<float>((to_float(in[i]) - mean) * scale * gamma[0] + beta[0])};
+    out[i] = output(values).at[0];
   }
 }
 
@@ -272,9 +288,9 @@ void rms_norm(const typename Output::Params& p, const Launch& where) {
       p.residual_rows, p.output_rows);
 }
 
-template <typename T>
-void layer_norm(const LayerNormParams& p, const Launch& where) {
-  launch_rows<T>(layer_norm_kernel<T>, nullptr, layer_norm_any_kernel<T>, p, where,
+template <typename T, typename Output = LayerNormOutput<T>>
+void layer_norm(const typename Output::Params& p, const Launch& where) {
+  launch_rows<T>(layer_norm_kernel<T, Output>, nullptr, layer_norm_any_kernel<T, Output>, p, where,
                  {p.input, p.gamma, p.beta, p.output}, p.input_rows, p.output_rows);
 }
 

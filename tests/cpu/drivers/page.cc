@@ -19,7 +19,8 @@ void run() {
     for (int32_t page = 0; page < kv_indptr.back() + 2; ++page) indices.push_back(page);
     std::shuffle(indices.begin(), indices.end(), engine);
     std::vector<int32_t> requests(6, -1), positions(6, -1);
-    cpu::batch_indices_positions({append_indptr.data(), seq_lens.data(), requests.data(), positions.data(), 6, 3});
+    cpu::batch_indices_positions(
+        {append_indptr.data(), seq_lens.data(), requests.data(), positions.data(), 6, 3, false});
 
     const auto tokens = drawn<half_t>(6 * kHeads * kDim);
     auto cache = unwritten<half_t>(static_cast<int64_t>(indices.size()) * kPageSize * kHeads * kDim);

@@ -2,9 +2,20 @@
 // stays NaN, or becomes the integer 0.
 #pragma once
 
+#include <type_traits>
+
 #include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
+
+// Returns numbers as elements of type T hold them.
+template <typename T>
+inline vfloat rounded_to(vfloat x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  T rounded[kLanes];
+  store(rounded, x);
+  return load(rounded);
+}
 
 // Properties of a format: mantissa bits, and the exponent field of a float for its least normal number.
 template <typename T>

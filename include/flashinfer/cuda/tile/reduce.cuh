@@ -14,6 +14,13 @@ __device__ __forceinline__ float lanes_sum(float value) {
   return value;
 }
 
+template <int kLanes>
+__device__ __forceinline__ float lanes_max(float value) {
+#pragma unroll
+  for (int by = kLanes / 2; by > 0; by /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, by));
+  return value;
+}
+
 // Sums kCount values over kLanes adjacent lanes, and leaves one sum per lane: x[0] of lane l is the sum of
 // value l / (kLanes / kCount).
 template <int kLanes, int kCount, int kAll>
