@@ -205,7 +205,7 @@ class Objects(BaseHTTPRequestHandler):
         pass
 
 
-HERD = """
+CROWD = """
 import os, sys, time
 from flashinfer.jit import gen_jit_spec
 import flashinfer.jit.build, flashinfer.jit.remote.transfer
@@ -245,7 +245,7 @@ def real(processes: int, hosts: int) -> None:
                     "FLASHINFER_RUNTIME_DIR": str(top / f"{name}.run"),
                 }
                 store = {"FLASHINFER_STORE": url, "FLASHINFER_STORE_PUBLISH": publish} if publish else {}
-                command = [sys.executable, "-c", HERD, str(processes // len(names)), str(top / "unit.cc")]
+                command = [sys.executable, "-c", CROWD, str(processes // len(names)), str(top / "unit.cc")]
                 variables = {**os.environ, **place, **store, "FLASHINFER_CXX_LAUNCHER": str(launcher)}
                 running.append(subprocess.Popen(command, env=variables, stderr=subprocess.DEVNULL))
             codes = [one.wait() for one in running]

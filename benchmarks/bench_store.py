@@ -52,7 +52,7 @@ build_jit_specs([gen_jit_spec(name, [source]) for name, source in json.loads(sys
 """
 KEYS = """
 import json, sys, time
-from flashinfer.jit import lookup
+from flashinfer.jit import resolve
 from flashinfer.jit.modules import Matrix, matrix_specs
 from flashinfer.jit.modules._family import family_spec
 begin = time.perf_counter()
@@ -66,19 +66,19 @@ assert len(keys) == len(specs)
 looked = []
 for spec in specs:
     start = time.perf_counter()
-    lookup.look_up(spec)
+    resolve.look_up(spec)
     looked.append((time.perf_counter() - start) * 1e3)
 print(json.dumps([made - begin, keyed - made, looked[0], sorted(looked)[len(looked) // 2], max(looked[1:])]))
 """
 FOUND = """
 import json, sys, time
-from flashinfer.jit import lookup
+from flashinfer.jit import resolve
 from flashinfer.jit import gen_jit_spec
 specs = [gen_jit_spec(name, [source]) for name, source in json.loads(sys.argv[1]).items()]
 looked = []
 for spec in specs:
     start = time.perf_counter()
-    assert lookup.look_up(spec).artifact is not None
+    assert resolve.look_up(spec).artifact is not None
     looked.append((time.perf_counter() - start) * 1e3)
 print(json.dumps([looked[0], sorted(looked)[len(looked) // 2]]))
 """

@@ -31,7 +31,7 @@ from ._ops.indices import index_table
 from ._ops.numbers import check_range
 from ._ops.tensors import check_dtype
 from .errors import GradientError
-from .jit.capture import refuse_capture
+from .jit.frozen import refuse_capture
 from .jit.modules.gemm import gen_gemm_module, gen_gemm_sm90_module, gen_gemm_sm100_module
 
 __all__ = [

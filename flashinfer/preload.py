@@ -12,8 +12,8 @@ import torch
 
 from ._ops.configured import covered, load_configured
 from ._ops.errors import type_error
-from .jit.capture import refuse_capture
 from .jit.events import Event, subscribe
+from .jit.frozen import refuse_capture
 from .jit.load import load
 from .jit.module import JitSpec
 
@@ -112,7 +112,7 @@ def _load(requests: list[tuple[JitSpec, dict[str, list[Any]] | None]]) -> None:
     """Build all missing modules at once, then load one after the other."""
     missing = [spec for spec, needs in requests if spec.probe(needs).state == "buildable" and not covered(spec)]
     if missing:
-        from .jit.build import build_jit_specs
+        from .jit.resolve import build_jit_specs
 
         build_jit_specs(missing)
     for spec, needs in requests:

@@ -9,7 +9,7 @@ from ._ops.declare import define
 from ._ops.errors import check_one_device, type_error
 from ._ops.indices import index_table
 from ._ops.numbers import check_option
-from .jit.capture import refuse_capture
+from .jit.frozen import refuse_capture
 from .jit.modules.quantization import gen_quantization_module
 
 __all__ = ["gen_quantization_module", "packbits", "segment_packbits"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from .._ops.tensors import check_dims
-from ..jit.capture import refuse_capture
+from ..jit.frozen import refuse_capture
 from ..jit.modules.prefill import check_kernels
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .lists import Shape

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..jit.capture import refuse_capture
+from ..jit.frozen import refuse_capture
 from .accepted import Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, logits_of, variant_of
 from .bound import Bound

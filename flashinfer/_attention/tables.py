@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ..jit.capture import refuse_capture
+from ..jit.frozen import refuse_capture
 
 INT32_MAX = 2**31 - 1
 

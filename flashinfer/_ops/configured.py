@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from .. import env
 from ..jit.events import emit
 from ..jit.load import load
-from ..jit.lookup import look_up
 from ..jit.module import JitSpec
+from ..jit.resolve import look_up
 from .errors import on_copies
 
 Fakes = Mapping[str, Callable[..., Any]]  # name of an operator -> its fake implementation

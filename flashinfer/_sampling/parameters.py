@@ -9,7 +9,7 @@ from .._ops.errors import type_error, value_error
 from .._ops.numbers import check_real
 from .._ops.scalars import as_tensor, is_symbolic
 from .._ops.tensors import check_dims, check_tensor
-from ..jit.capture import refuse_capture
+from ..jit.frozen import refuse_capture
 
 Real = float | torch.Tensor
 Integer = int | torch.Tensor

@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import env
 from ..errors import ToolchainError
-from ..jit import build
 from ..jit.artifact import Artifact, read
+from ..jit.build import make_request
 from ..jit.cluster import address
+from ..jit.lookup import BuildRequest
 from ..jit.machine.target import CPU_LEVELS, Target, narrowed, native_level, visible_gpus, wanted_target
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, Values, axes, families, matrix_specs, some_of
 from ..jit.report import write
-from ..jit.run import Request
+from ..jit.resolve import ask, resolve
 from ..jit.spec import BACKENDS, Spec
 from ..jit.specfile import RecordedSpec
 from .difference import differences
@@ -112,12 +113,12 @@ def run(options: argparse.Namespace) -> int:
     check(options)
     started, outcomes = time.monotonic(), []
     with fleet_of(options) as fleet:
-        requests = requests_of(options, build.make_request if fleet is None else fleet.request)
+        requests = requests_of(options, make_request if fleet is None else fleet.request)
         if options.dry_run:
             rows = [plan(request) for request in requests]
         else:
             with Display() as display:
-                work = build.run if fleet is None else fleet.run
+                work = resolve if fleet is None else fleet.run
                 outcomes = work(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
             rows = [row_of(outcome) for outcome in outcomes]
     # Files are written before standard output, whose reader may be gone.
@@ -191,7 +192,7 @@ def targets(options: argparse.Namespace) -> dict[str, Target]:
     return chosen
 
 
-def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target], Request]) -> list[Request]:
+def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target], BuildRequest]) -> list[BuildRequest]:
     """Return the builds of the matrix or of a file of specs, as requests made by ``make``.
 
     Raises:
@@ -237,10 +238,10 @@ def target_of(recorded: RecordedSpec, options: argparse.Namespace) -> Target:
     return targets(argparse.Namespace(**{**vars(options), "backend": (backend,)}))[backend]
 
 
-def plan(request: Request) -> dict[str, Any]:
+def plan(request: BuildRequest) -> dict[str, Any]:
     """Return the row that shows how the request would be built."""
     name, archs = request.spec.name, request.target.archs
-    found = build.finished(request)
+    found = ask(request).artifact
     if found is not None and found.directory == request.destination:
         return row(name, "reuse", archs, found, "up to date")
     if found is not None:
@@ -248,5 +249,5 @@ def plan(request: Request) -> dict[str, Any]:
     present = read(request.destination, name)
     if not isinstance(present, Artifact):
         return row(name, "build", archs, None, present or "not built yet")
-    reasons = differences(present, request.spec, archs, request.toolchain.identity)
+    reasons = differences(present, request.spec, archs, request.identity)
     return row(name, "build", archs, None, "; ".join(reasons) or "the artifact is damaged")

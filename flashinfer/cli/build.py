@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ..jit import build, frozen
-from ..jit.lookup import look_up
+from ..jit.lookup import Request
+from ..jit.resolve import resolve
 from . import aot
-from .display import Display, row, row_of, tell_failures
+from .display import Display, row_of, tell_failures
 from .table import show, size
 from .usage import Add, UsageError, named
 
@@ -26,16 +26,9 @@ def run(options: argparse.Namespace) -> int:
         return aot.run(options)
     if options.json not in (None, "-") or aot.chosen(options):
         raise UsageError("build NAME: wanted no other options than --verbose, --jobs and --json")
-    rows, requests = [], []
-    for spec in named(options.names):
-        lookup = look_up(spec)
-        if lookup.artifact is not None:
-            rows.append(row(spec.name, "ready", lookup.artifact.archs, lookup.artifact))
-        else:
-            frozen.check(spec.name, lookup.reason)
-            requests.append(build.make_request(spec, key=lookup.key))
+    requests = [Request(spec) for spec in named(options.names)]
     with Display() as display:
-        outcomes = build.run(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
-    rows += map(row_of, outcomes)
+        outcomes = resolve(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
+    rows = map(row_of, outcomes)
     show(sorted(rows, key=lambda one: str(one["name"])), bool(options.json), {"size": size})
     return tell_failures(outcomes)

@@ -18,17 +18,14 @@ from typing import Any
 
 from .. import env
 from ..errors import ToolchainError
-from ..jit.closure import closure
-from ..jit.machine.environment import compiler_environment
 from ..jit.machine.target import Target, native_level, wanted_target
-from ..jit.machine.toolchain import Toolchain, find_toolchain
+from ..jit.machine.toolchain import Toolchain, compiler_environment, find_toolchain
 from ..jit.machine.workspace import workspace, write_atomically
 from ..jit.module import JitSpec
 from ..jit.modules import Matrix, matrix_specs
-from ..jit.ninja import render_graph, render_spec
+from ..jit.ninja import render_config, render_graph, render_spec
 from ..jit.report import write
-from ..jit.spec import BACKENDS
-from ..jit.template import render_config
+from ..jit.spec import BACKENDS, closure
 from .table import show
 from .usage import Add, json_option
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..jit.artifact import Artifact
-from ..jit.lookup import Machine, artifacts
-from ..jit.machine.identity import Identity
+from ..jit.lookup import Machine
+from ..jit.machine.toolchain import Identity
+from ..jit.resolve import artifacts
 from ..jit.spec import Spec
 from .table import plain
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from ..jit.artifact import Artifact
-from ..jit.host.progress import Progress
+from ..jit.history import Progress
 from ..jit.report import is_terminal, write
-from ..jit.run import Outcome
+from ..jit.resolve import Outcome
 
 
 class Display:
@@ -87,7 +87,8 @@ def row(name: str, how: str, archs: Iterable[str], found: Artifact | None, why: 
 def row_of(outcome: Outcome) -> dict[str, Any]:
     """Return the row of an outcome."""
     request, error = outcome.request, outcome.error
-    return row(request.spec.name, outcome.how, request.target.archs, outcome.artifact, error.reason if error else "")
+    archs = outcome.artifact.archs if outcome.artifact is not None else request.archs
+    return row(request.spec.name, outcome.how, archs, outcome.artifact, error.reason if error else "")
 
 
 def tell_failures(outcomes: Iterable[Outcome]) -> int:

@@ -21,10 +21,8 @@ from .. import env
 from ..errors import EnvironmentValueError, FlashInferError, ToolchainError
 from ..jit import process
 from ..jit.artifact import MANIFEST
-from ..jit.machine.environment import compiler_environment
-from ..jit.machine.identity import version_of
 from ..jit.machine.target import Target, native_level, visible_gpus
-from ..jit.machine.toolchain import find_cxx, find_ninja, find_nvcc, find_python
+from ..jit.machine.toolchain import compiler_environment, find_cxx, find_ninja, find_nvcc, find_python, version_of
 from ..jit.machine.workspace import NOEXEC, is_noexec, scratch, workspace_root
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.spec import TORCH_ABI

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ..errors import ArtifactError
 from ..jit.artifact import Artifact, read, verified
-from ..jit.lookup import look_up
 from ..jit.machine.workspace import scratch
 from ..jit.modules import Matrix, matrix_specs
+from ..jit.resolve import look_up
 from .display import row
 from .table import show, size
 from .tar import File, pack

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ArtifactError
-from ..jit.artifact import Artifact, read, verified
+from ..jit.artifact import Artifact, publish, read, verified
 from ..jit.machine import trust
 from ..jit.machine.workspace import scratch, workspace
-from ..jit.publish import publish
 from .display import row
 from .table import show, size
 from .tar import unpack

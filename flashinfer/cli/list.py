@@ -9,9 +9,9 @@ from typing import Any
 
 from .. import env
 from ..jit.artifact import Artifact, read
-from ..jit.lookup import Lookup, look_up
 from ..jit.machine.workspace import workspace_root
 from ..jit.modules import Matrix, matrix_specs
+from ..jit.resolve import Lookup, look_up
 from ..jit.spec import Spec
 from .difference import differences
 from .table import age, show, size

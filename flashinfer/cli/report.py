@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..jit.host.timeline import Timeline, Unit, memory
+from ..jit.history import Timeline, Unit, memory
 from ..jit.machine.workspace import write_atomically
-from ..jit.run import Outcome
+from ..jit.resolve import Outcome
 from .table import size
 
 SLOWEST = 20  # units in the table of the slowest
@@ -72,7 +72,7 @@ def _module(outcome: Outcome) -> dict[str, Any]:
     spec, artifact = outcome.request.spec, outcome.artifact
     return {
         "name": spec.name,
-        "archs": " ".join(outcome.request.target.archs),
+        "archs": " ".join(outcome.request.archs),
         "how": outcome.how,
         "why": outcome.error.reason if outcome.error is not None else "",
         "size": artifact.manifest["size"] if artifact is not None else 0,
@@ -82,8 +82,7 @@ def _module(outcome: Outcome) -> dict[str, Any]:
 
 def _tools(outcomes: Sequence[Outcome]) -> list[str]:
     found: dict[str, None] = {}
-    for outcome in outcomes:
-        identity: Mapping[str, Any] = outcome.request.toolchain.identity
+    for identity in (one.request.identity for one in outcomes):
         found |= {f"{tool} {identity[tool]}": None for tool in ("cxx", "nvcc") if identity.get(tool)}
     return list(found)
 

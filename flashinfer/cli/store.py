@@ -8,7 +8,7 @@ from pathlib import Path
 from .. import env
 from ..errors import WorkspaceError
 from ..jit.artifact import Artifact
-from ..jit.lookup import Machine, look_up, workspace_directory
+from ..jit.lookup import Machine, workspace_directory
 from ..jit.machine import trust
 from ..jit.machine.target import narrowed
 from ..jit.machine.workspace import scratch, workspace
@@ -17,6 +17,7 @@ from ..jit.remote.signing import keygen, signer, trusted_keys
 from ..jit.remote.transfer import fetch, fetch_default, linkable, repair
 from ..jit.remote.transport import Store
 from ..jit.report import write
+from ..jit.resolve import look_up
 from ..jit.specfile import RecordedSpec
 from .display import row
 from .table import Row, show, size

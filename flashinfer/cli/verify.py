@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .. import env
 from ..errors import ToolchainError
-from ..jit.lookup import Machine, look_up
+from ..jit.lookup import Machine
 from ..jit.machine.arch import Arch
 from ..jit.machine.target import (
     CPU_LEVELS,
@@ -28,6 +28,7 @@ from ..jit.machine.workspace import scratch
 from ..jit.modules import Matrix, matrix_specs
 from ..jit.process import lazy
 from ..jit.report import write
+from ..jit.resolve import look_up
 from ..jit.spec import Spec
 from ..jit.specfile import RecordedSpec
 from .table import show

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..jit.lookup import Machine, look_up
+from ..jit.lookup import Machine
 from ..jit.machine.workspace import scratch
 from ..jit.module import JitSpec
+from ..jit.resolve import look_up
 from .difference import apart, nearest
 from .table import show
 from .usage import Add, UsageError, json_option, named, recorded_specs

@@ -1,11 +1,11 @@
 """The build system: specs, one ninja graph, and a cache of artifacts.
 
-The files in the order of their use: ``spec`` (a value) and ``module`` (its methods) -> ``closure`` ->
-``lookup``, ``artifact`` and ``machine/trust`` (checks) -> ``machine/target``, ``machine/toolchain``
--> ``build`` -> ``host/lock`` -> ``run`` (``ninja``, and before each compiler ``worker``) -> ``publish`` ->
-``load``. ``probe`` predicts a load, ``frozen`` forbids builds, ``modules`` has one file per family. ``group``
-coordinates ranks, ``background`` prefetches, ``remote`` shares artifacts between machines. Nothing here
-imports torch before a module is loaded.
+The files in the order of their use: ``spec`` (a value) and ``module`` (its methods) -> ``load`` -> ``resolve``
+(the sources of artifacts in order) -> ``lookup`` (AOT directories and the workspace) -> ``artifact`` and
+``machine/trust`` (checks) -> ``machine/target``, ``machine/toolchain`` -> ``lock`` -> ``remote`` (stores that
+machines share) -> ``build`` (``ninja``, ``history``, and before each compiler ``worker``). ``probe`` predicts a
+load, ``frozen`` forbids builds, ``modules`` has one file per family. ``group`` coordinates ranks, ``background``
+prefetches. Nothing here imports torch before a module is loaded.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .module import JitSpec, gen_jit_spec
 
 if TYPE_CHECKING:
     from .background import prefetch as prefetch
-    from .build import build_jit_specs as build_jit_specs
     from .group import ensure as ensure
+    from .resolve import build_jit_specs as build_jit_specs
 
 # Name -> the file that is imported on its first use.
-_LATE = {"build_jit_specs": "build", "ensure": "group", "prefetch": "background"}
+_LATE = {"build_jit_specs": "resolve", "ensure": "group", "prefetch": "background"}
 __all__ = [
     "JitSpec",
     "MissingJITCacheError",
@@ -45,7 +45,7 @@ __all__ = [
 def clear_cache_dir() -> None:
     """Remove everything built into the workspace. Prebuilt modules and loaded modules stay."""
     from .gc import PATIENCE, lock_name  # imported only here, because most processes remove nothing
-    from .host.lock import exclusive
+    from .lock import exclusive
 
     root = workspace_root()
     with exclusive(lock_name(root), PATIENCE):

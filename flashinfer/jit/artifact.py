@@ -1,4 +1,4 @@
-"""One artifact: its manifest, and the checks before its bytes are used.
+"""One artifact: its manifest, the checks before its bytes are used, and its publication.
 
 An artifact is a directory with ``<name>.so`` and ``manifest.json``, which holds the digests of the library
 and of itself. The digest is SHA-256, because CPUs have instructions for it (1.3 MB in 0.75 ms, twice as fast
@@ -7,12 +7,15 @@ as Python's other hashes) and ``sha256sum`` checks it.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import shutil
 import stat
+import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -21,8 +24,9 @@ from typing import Any
 from .. import env
 from ..errors import ArtifactError
 from .machine import trust
-from .machine.identity import Identity
 from .machine.target import Target
+from .machine.toolchain import Identity
+from .machine.workspace import about, make_private
 from .spec import FORMAT, digest
 
 MANIFEST = "manifest.json"
@@ -120,3 +124,116 @@ def _digest_of(file: FileIO) -> str:
 def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return a manifest with its own digest, which detects damage and edits anywhere in it."""
     return {**manifest, "seal": digest({name: value for name, value in manifest.items() if name != "seal"})}
+
+
+def elf_requirements(path: Path) -> dict[str, str]:
+    """Return the newest symbol versions that a library needs of others: ``{"GLIBC": "2.34", ...}``."""
+    needs = [(library, number) for library, _, number in (name.partition("_") for name in needed_versions(path))]
+    # The last one of each library remains, which is the newest.
+    return dict(sorted((need for need in needs if need[1][:1].isdigit()), key=lambda need: _version(need[1])))
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
+    """Make a library and its manifest an artifact at ``destination``, completely or not at all.
+
+    The steps are: private directory, fsync, rename. An existing artifact is exchanged in one step, and
+    processes that have mapped it keep it.
+
+    Raises:
+        OSError: the destination cannot be written. The error names the path.
+    """
+    with about(destination):
+        return _publish(so, manifest, destination)
+
+
+def _publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
+    trust.make_directories(destination.parent)
+    name = manifest["name"]
+    private = make_private(destination.parent, f".{destination.name}.")
+    try:
+        shutil.copyfile(so, private / f"{name}.so")
+        manifest = sealed(manifest)
+        (private / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+        for path, mode in ((private / f"{name}.so", 0o644), (private / MANIFEST, 0o644), (private, 0o755)):
+            path.chmod(mode)
+            _sync(path)
+        _replace_directory(private, destination)
+        _sync(destination.parent)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+    return Artifact(name, destination / f"{name}.so", manifest)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace_directory(new: Path, destination: Path) -> None:
+    for _ in range(100):
+        try:
+            os.rename(new, destination)  # also replaces an empty directory
+            return
+        except OSError:
+            if not destination.is_dir():
+                raise
+        if _exchange(new, destination):
+            return  # ``new`` now holds the old artifact, which the caller removes
+        # This file system cannot exchange: a load sees a miss for a moment, but never a mixture.
+        retired = make_private(destination.parent, f".{destination.name}.old.")
+        with suppress(FileNotFoundError):  # another process retired it
+            os.rename(destination, retired)
+        shutil.rmtree(retired, ignore_errors=True)
+    raise OSError(f"{destination}: replaced by other processes again and again")
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    at_cwd, exchange = -100, 2
+    status = ctypes.CDLL(None).renameat2(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange)
+    return bool(status == 0)
+
+
+# A package that reads all of ELF is not used here: importing one may import ``pdb``, which imports ``code`` and
+# ``cmd``, names that programs have. The tables are those of the System V ABI and of the Linux Standard Base.
+_VERNEED = 0x6FFFFFFE  # sh_type of .gnu.version_r
+
+
+def needed_versions(path: Path) -> list[str]:
+    """Return names of versions such as ``GLIBC_2.34``, in the order of the file.
+
+    Raises:
+        ValueError: the file is no ELF file of 64 bits, or is cut short.
+    """
+    data = path.read_bytes()
+    if data[:5] != b"\x7fELF\x02" or data[5:6] not in (b"\x01", b"\x02"):
+        raise ValueError(f"{path} is no ELF file of 64 bits")
+    try:
+        return list(_versions(data, "<" if data[5] == 1 else ">"))
+    except struct.error:
+        raise ValueError(f"{path} is cut short") from None
+
+
+def _versions(data: bytes, order: str) -> Iterator[str]:
+    (start,) = struct.unpack_from(f"{order}Q", data, 0x28)
+    size, count = struct.unpack_from(f"{order}HH", data, 0x3A)
+    # Of each section: name, type, flags, address, offset, size, link, info, alignment, size of an entry.
+    sections = [struct.unpack_from(f"{order}IIQQQQIIQQ", data, start + size * n) for n in range(count)]
+    for _, kind, _, _, library, _, link, libraries, _, _ in sections:
+        if kind != _VERNEED:
+            continue
+        strings = sections[link][4]
+        for _ in range(libraries):
+            _, versions, _, first, following = struct.unpack_from(f"{order}HHIII", data, library)
+            version = library + first
+            for _ in range(versions):
+                _, _, _, name, next_version = struct.unpack_from(f"{order}IHHII", data, version)
+                yield data[strings + name : data.index(b"\0", strings + name)].decode()
+                version += next_version
+            library += following

@@ -108,8 +108,8 @@ def main() -> None:
     specs, parent = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.nice(NICE)
-    from .build import build_jit_specs
     from .group import portable
+    from .resolve import build_jit_specs
 
     error: Exception | None = None
     try:

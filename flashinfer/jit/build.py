@@ -1,86 +1,62 @@
-"""Builds of missing modules, one at run time or a whole matrix: locks, one ninja run, checks, publication."""
+"""Builds: one ninja run over one graph. Every module is checked and published as soon as it is linked."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import select
+import shlex
+import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from pathlib import Path
 
 from .. import env
-from ..errors import ArtifactError, FlashInferError, JitTimeoutError, ReentrantBuildError, ToolchainError
-from . import frozen, process, remote
-from .artifact import Artifact, build_key, read, verified
-from .capture import WARM_UP, refuse_capture
+from ..errors import BuildError, FlashInferError, ToolchainError, WorkspaceBuildError
+from . import process
+from .artifact import Artifact, build_key, elf_requirements, publish
 from .events import emit
-from .host import history, timeline
-from .host.lock import Hold, try_hold, wait
-from .host.progress import ConsoleProgress, Watch
-from .lookup import Lookup, look_up, workspace_directory
+from .history import (
+    LINK,
+    ConsoleProgress,
+    Past,
+    Progress,
+    Timeline,
+    Unit,
+    Watch,
+    compilers,
+    expected_memory,
+    keep,
+    past_of,
+    remember,
+)
+from .lock import Hold, runtime_directory
+from .lookup import BuildRequest, Rejected, Request, workspace_directory
 from .machine.target import Target, narrowed, wanted_target
-from .machine.toolchain import find_toolchain
-from .machine.workspace import roots, workspace
-from .publish import publish
-from .run import Outcome, Request, Run, failure
-from .spec import Spec
-from .trace import record
-
-AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 open files
+from .machine.toolchain import Toolchain, compiler_environment, find_python, find_toolchain
+from .machine.trust import make_directories
+from .machine.workspace import roots, workspace, write_atomically
+from .ninja import is_plain, links, objects, render_config, render_graph, render_spec
+from .report import guarded, say
+from .spec import Spec, closure, digest
+from .worker import RUN, UNIT, file_digest, is_made, is_shared, read_depfile, read_note_at
 
 with process.one_step(), suppress(OSError):  # tempfile makes its first name under a lock
     tempfile.mkdtemp(dir=os.devnull)
 
-
-def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
-    """Return the artifacts of all specs. Build missing ones in one parallel run.
-
-    Args:
-        verbose: show every command and its output.
-        skip_prebuilt: use artifacts of AOT directories as they are. ``False`` builds these too.
-
-    Raises:
-        BuildError: a module did not build (the first of them; all others are built).
-        JitFrozenError, ToolchainError: a module is missing and must not, or cannot, be built.
-    """
-    found: dict[Spec, Artifact] = {}
-    missing: dict[Spec, Lookup] = {}
-    for spec in dict.fromkeys(specs):
-        record(spec)
-        lookup = look_up(spec)
-        if lookup.artifact is not None and (skip_prebuilt or not lookup.artifact.is_prebuilt):
-            emit("hit", spec.name, lookup.ms, path=lookup.artifact.path)
-            found[spec] = lookup.artifact
-        else:
-            missing[spec] = lookup
-    found |= build_missing(missing, verbose)
-    return [found[spec] for spec in specs]
-
-
-def build_missing(missing: Mapping[Spec, Lookup], verbose: bool = False) -> dict[Spec, Artifact]:
-    """Build the modules of failed lookups."""
-    requests, built = [], dict[Spec, Artifact]()
-    for spec, lookup in missing.items():
-        emit("miss", spec.name, lookup.ms, reason=lookup.reason)
-        lookup = remote.without_building(spec, lookup)
-        if lookup.artifact is not None:
-            built[spec] = lookup.artifact
-            continue
-        frozen.check(spec.name, lookup.reason)
-        refuse_capture(f"module {spec.name!r} is not built, and building it takes seconds", WARM_UP)
-        requests.append(make_request(spec, key=lookup.key))
-    for outcome in run(requests, verbose=verbose):
-        if outcome.error is not None:
-            raise outcome.error
-        assert outcome.artifact is not None
-        built[outcome.request.spec] = outcome.artifact
-    return built
+TICK = 1000  # milliseconds without output after which the display is updated anyway
+SETTLE = 1.0  # seconds to wait for a killed builder's compilers before building in another directory
 
 
 def make_request(
     spec: Spec, destination: Path | None = None, target: Target | None = None, key: str | None = None
-) -> Request:
+) -> BuildRequest:
     """Return a request to build ``spec`` here. ``target`` is narrowed to the archs that it has kernels for.
 
     ``key``: the key of the spec, if it is known.
@@ -98,121 +74,331 @@ def make_request(
     target, key = narrowed(target, spec.archs, spec.name), key or spec.key
     if destination is None:
         destination = workspace_directory(workspace(), spec, key, build_key(key, target, identity))
-    return Request(spec, target, toolchain, key, destination)
+    return BuildRequest(spec, target, toolchain, key, destination)
 
 
-def finished(request: Request) -> Artifact | None:
-    """Return an existing artifact that equals the build, at its destination or in the workspace."""
-    spec, key = request.spec, request.build_key
-    in_workspace = [workspace_directory(root, spec, request.key, key) for root in roots()]
-    for place in dict.fromkeys([request.destination, *in_workspace]):
-        found = read(place, spec.name)
-        if isinstance(found, Artifact) and found.manifest["build_key"] == key:
-            with suppress(ArtifactError), verified(found):
-                return found
-    return None
-
-
-def reused(request: Request) -> Outcome | None:
-    """Copy an existing artifact to its destination. Return ``None`` if the module has to be built."""
-    if (already := finished(request)) is None:
-        return None
+def copied(found: Artifact, request: BuildRequest) -> Artifact | Rejected:
+    """Copy an artifact to the destination of a request, unless it is there."""
+    if found.directory == request.destination:
+        return found
     try:
-        if already.directory != request.destination:
-            already = publish(already.path, already.manifest, request.destination)
-        return Outcome(request, "reused", already)
+        return publish(found.path, found.manifest, request.destination)
     except (OSError, FlashInferError) as err:
         what = f"cannot publish at {request.destination}"
-        return Outcome(request, "failed", error=failure(request.spec.name, what, err, roots()[-1]))
+        return Rejected(error=failure(request.spec.name, what, err, roots()[-1]))
 
 
-def run(
-    requests: Sequence[Request], verbose: bool = False, jobs: int | None = None, watch: Watch | None = None
-) -> list[Outcome]:
-    """Build and publish all requests, each once on this machine. A failure does not stop the other builds.
+class Session:
+    """Builds of one call: the locks that it holds, its options, and the timeline of all its runs."""
 
-    Modules that no other process is building are built in one ninja run. Then the process waits for the
-    others. No process ever waits for one module while it holds the lock of another.
-    """
-    if len({request.spec.name for request in requests}) != len(requests):
-        raise ValueError("requests: got two modules of one name, wanted distinct names")
-    if not requests:
-        return []
-    remote.prepare()
-    building = _Building(requests, jobs)
-    while building.pending:
-        holds: dict[Request, Hold] = {}
+    def __init__(self, verbose: bool, jobs: int | None, watch: Watch | None) -> None:
+        self.root, self.holds = workspace(), dict[Request, Hold]()
+        self.verbose, self.watch, self.tried_again = verbose or env.JIT_VERBOSE.get(), watch, set[Request]()
+        self.timeline = Timeline(time.time(), os.uname().nodename, os.getpid(), compilers(jobs))
+
+    def build(self, holds: Mapping[BuildRequest, Hold]) -> Iterator[tuple[BuildRequest, Artifact | Rejected]]:
+        """Build modules in one run. A module whose files were removed meanwhile has no answer at first."""
+        run = Run(holds, self.root, self.timeline)
+        place = run.folder / run.directory(next(iter(holds)))
         try:
-            building.take(holds)
-            building.outcomes |= remote.fetched(holds)
-            if holds:
-                building.build(holds, verbose or env.JIT_VERBOSE.get(), watch)
-        finally:
-            for hold in holds.values():
-                hold.abandon()
-    outcomes = [building.outcomes[request] for request in requests]
-    remote.publish(outcomes)
-    if env.WORKSPACE_MAX_SIZE.is_set and any(outcome.how == "built" for outcome in outcomes):
-        with process.one_step():
-            from .gc import in_background  # imported only here, because only few builds collect
-
-        in_background()
-    return outcomes
-
-
-class _Building:
-    def __init__(self, requests: Sequence[Request], jobs: int | None) -> None:
-        self.root = workspace()
-        self.timeline = timeline.Timeline(time.time(), os.uname().nodename, os.getpid(), history.jobs(jobs))
-        self.requests, self.outcomes, self.tried_again = requests, dict[Request, Outcome](), set[Request]()
-
-    @property
-    def pending(self) -> list[Request]:
-        return [request for request in self.requests if request not in self.outcomes]
-
-    def take(self, holds: dict[Request, Hold]) -> None:
-        """Put the modules to build now into ``holds``: all free ones, else the first one after waiting."""
-        for request in self.pending:
-            if len(holds) < AT_ONCE:
-                try:
-                    self._keep(holds, request, try_hold(self._lock(request), request.spec.name))
-                except ReentrantBuildError as err:
-                    self.outcomes[request] = Outcome(request, "failed", error=err)
-        if not holds and (pending := self.pending):
-            request, name, start = pending[0], pending[0].spec.name, time.time()
-            try:
-                hold = wait(self._lock(request), name, lambda: finished(request) is not None)
-            except JitTimeoutError as err:
-                self.outcomes[request] = Outcome(request, "failed", error=err)
-                return
-            self.timeline.units.append(timeline.Unit("wait", name, name, "", start, time.time()))
-            self._keep(holds, request, hold)
-
-    def build(self, holds: dict[Request, Hold], verbose: bool, watch: Watch | None) -> None:
-        runner = Run(holds, self.root, self.timeline)
-        place = runner.folder / runner.directory(next(iter(holds)))
-        try:
-            runner(verbose, watch or ConsoleProgress([request.spec for request in holds], str(place)))
+            run(self.verbose, self.watch or ConsoleProgress([request.spec for request in holds], str(place)))
         except OSError as err:
             for request in holds:
                 error = failure(request.spec.name, "cannot build", err, self.root)
-                runner.outcomes.setdefault(request, Outcome(request, "failed", error=error))
+                run.answers.setdefault(request, Rejected(error=error))
             self.tried_again.update(holds)
-        timeline.keep(self.timeline, self.root)
-        for request, outcome in runner.outcomes.items():
-            if outcome.artifact is None and runner.is_lost(request) and request not in self.tried_again:
+        keep(self.timeline, self.root)
+        for request, answer in run.answers.items():
+            if isinstance(answer, Rejected) and run.is_lost(request) and request not in self.tried_again:
                 self.tried_again.add(request)
             else:
-                self.outcomes[request] = outcome
+                yield request, answer
 
-    def _lock(self, request: Request) -> str:
-        return f"{request.build_key} {self.root.resolve()}"
 
-    def _keep(self, holds: dict[Request, Hold], request: Request, hold: Hold | None) -> None:
-        # Look again, because another process may have built it meanwhile.
-        if (outcome := reused(request)) is not None:
-            self.outcomes[request] = outcome
-            if hold is not None:
-                hold.release()
-        elif hold is not None:
-            holds[request] = hold
+@dataclass
+class _UnitOutput:
+    """Output of one unit: its command, its compiler's lines, and its exit code once it has ended."""
+
+    command: str = ""
+    lines: list[str] = field(default_factory=list)
+    code: int | None = None
+
+
+class Run:
+    """Builds requests whose locks are held. A call fills ``answers`` and releases each lock."""
+
+    def __init__(self, holds: Mapping[BuildRequest, Hold], root: Path, timeline: Timeline) -> None:
+        self.holds, self.timeline = holds, timeline
+        self.root, self.folder = root, root / "build"
+        self.answers = dict[BuildRequest, Artifact | Rejected]()
+        self.said: list[str] = []  # lines of ninja itself
+        self.linked = dict[str, str]()  # links in the build directory -> the folders that messages name
+        # Request -> output file -> output.
+        self.units: dict[BuildRequest, dict[str, _UnitOutput]] = {request: {} for request in holds}
+        self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
+        self.started = time.time()
+        self.worker = [find_python(), "-I", "-S", str(Path(__file__).with_name("worker") / "__main__.py")]
+        for request in holds:
+            self._settle(request)
+
+    def directory(self, request: BuildRequest) -> str:
+        """Return the directory of a module's build, below the build directory.
+
+        It belongs to this lock only.
+        """
+        return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
+
+    def _settle(self, request: BuildRequest) -> None:
+        """Wait for the compilers of a killed builder, which end soon.
+
+        If one is stopped, build in another directory.
+        """
+        deadline = time.monotonic() + SETTLE
+        while is_shared(self.folder / self.directory(request) / RUN):
+            if time.monotonic() >= deadline:
+                self.holds[request].renew()
+            time.sleep(0.01)
+
+    def is_lost(self, request: BuildRequest) -> bool:
+        """Return whether the build directory was removed meanwhile, for example by ``clear_cache_dir()``."""
+        return not (self.folder / self.directory(request) / RUN).exists()
+
+    def __call__(self, verbose: bool, watch: Watch) -> None:
+        toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
+        # Units hold the other end of this pipe, and end at once when this process does.
+        theirs, ours = process.pipe()
+        try:
+            graph = self._write(theirs, toolchain)
+            command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
+            command += ["-j", str(min(self.timeline.jobs, self.progress.total))]
+            with self._start(command, theirs) as ninja:
+                try:
+                    self._follow(ninja, verbose, guarded(watch))
+                except BaseException:
+                    ours.close()
+                    ninja.terminate()
+                    raise
+        finally:
+            ours.close()
+            os.close(theirs)
+        for request in self.holds:
+            if request not in self.answers:
+                self._record(request)
+                self._finish(request, Rejected(error=self._error(request, command, ninja.returncode)))
+
+    def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
+        environment = {**compiler_environment(self.folder), "NINJA_STATUS": ""}
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        # Libraries compiled now are loaded later, so nobody else may write them.
+        return process.start(command, **pipes, env=environment, pass_fds=[theirs], umask=0o022)
+
+    def _write(self, alive: int, toolchain: Toolchain) -> str:
+        """Write the graph, and per module its ninja file, configuration header and unit parameters."""
+        # ninja's log would declare objects up to date. Each unit decides that by its own record instead.
+        log = self.directory(next(iter(self.holds)))
+        for name in (".ninja_log", ".ninja_deps"):
+            (self.folder / log / name).unlink(missing_ok=True)
+        slots = runtime_directory() or self.folder / log  # the fallback limits only this build
+        for request in self.holds:
+            spec, directory = request.spec, self.directory(request)
+            place = self.folder / directory
+            (place / f"{spec.name}.so").unlink(missing_ok=True)
+            for folder, link in links(spec).items():
+                _link(folder, place / link)
+                self.linked[f"{directory}/{link}"] = folder
+            text = render_spec(spec, request.target, directory, links(spec), os.path.realpath(self.folder))
+            write_atomically(place / "build.ninja", os.fsencode(text))
+            if spec.template:
+                write_atomically(place / spec.config_header, render_config(spec).encode())
+            past = past_of(spec.name)
+            made = self._made(request).items()
+            expected = {Path(file).name: expected_memory(past, source) for file, source in made}
+            run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.timeline.jobs, "expected": expected}
+            write_atomically(place / RUN, json.dumps(run).encode())
+        modules = {self.directory(request): request.spec for request in self.holds}
+        toolchain = replace(
+            toolchain,
+            cxx=self._reached(toolchain.cxx, log, "cxx"),
+            nvcc=toolchain.nvcc and self._reached(toolchain.nvcc, log, "nvcc"),
+            torch_dir=Path(self._reached(f"{toolchain.torch_dir}/", log, "torch")),
+        )
+        text = render_graph(modules, toolchain, self.worker, log)
+        write_atomically(self.folder / log / "graph.ninja", os.fsencode(text))
+        return f"{log}/graph.ninja"
+
+    def _reached(self, path: str, log: str, name: str) -> str:
+        """Return a path that every tool accepts: a link to its folder if it is not plain itself."""
+        if is_plain(path):
+            return path
+        folder, file = os.path.split(path)
+        _link(folder, self.folder / log / f"{name}.folder")
+        self.linked[f"{log}/{name}.folder"] = folder
+        return f"{log}/{name}.folder/{file}"
+
+    def _follow(self, ninja: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
+        # Remove the worker from every command, so that the rest can be run by hand in the build directory.
+        prefix = re.compile(rf"exec {re.escape(shlex.join(self.worker))} .*? -- ")
+        requests = {self.directory(request): request for request in self.holds}
+        lines = self.said
+        for line in _lines(ninja):
+            if line.startswith(UNIT):
+                message = json.loads(line.removeprefix(UNIT))
+                request = requests[os.path.dirname(message["file"])]
+                unit = self.units[request].setdefault(message["file"], _UnitOutput())
+                lines = unit.lines
+                if "code" in message:
+                    lines, unit.code = self.said, message["code"]
+                    self._unit_ended(request, message["file"], unit.code)
+                else:
+                    unit.command = shlex.join(message["command"])
+            elif line:
+                for link, folder in self.linked.items():
+                    line = line.replace(link, folder)
+                lines.append(prefix.sub("", line))
+                if verbose:
+                    say(lines[-1])
+            watch(self.progress)
+
+    def _unit_ended(self, request: BuildRequest, file: str, code: int) -> None:
+        self.progress.done += 1
+        ended = sum(unit.code is not None for unit in self.units[request].values())
+        self.holds[request].tell(done=ended, total=request.steps)
+        if code == 0 and file.endswith(f"/{request.spec.name}.so"):
+            self._finish(request, self._publish(request, self.folder / file))
+
+    def _finish(self, request: BuildRequest, answer: Artifact | Rejected) -> None:
+        self.answers[request] = answer
+        self.progress.left = tuple(other.spec.name for other in self.holds if other not in self.answers)
+        # After a failure, a unit that was killed from outside may have left a compiler that still writes.
+        hold = self.holds[request]
+        hold.release() if isinstance(answer, Artifact) else hold.abandon()
+
+    def _publish(self, request: BuildRequest, library: Path) -> Artifact | Rejected:
+        """Publish a linked library. Return its artifact or the error."""
+        spec, directory = request.spec, self.directory(request)
+        past = self._record(request)
+        seconds = round(sum(one.seconds for one in past.values()), 3)
+        try:
+            check_dependencies(spec, self.folder, directory)
+            fields, sha256 = spec.fields(), file_digest(library)
+            made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
+            if digest(fields) != request.key or not made or sha256 != read_note_at(f"{library}.json").get("object"):
+                raise BuildError(spec.name, "a source, a header or an object changed during the build; build again")
+            manifest = {
+                **fields,
+                "key": request.key,
+                "build_key": request.build_key,
+                "archs": list(request.target.archs),
+                "toolchain": request.identity,
+                "requires": elf_requirements(library),
+                "sha256": sha256,
+                "size": library.stat().st_size,
+                "built": round(time.time()),
+                "seconds": seconds,
+            }
+        except BuildError as err:
+            return Rejected(error=err)
+        except (OSError, ValueError, FlashInferError) as err:  # a source was removed, for example
+            return Rejected(error=failure(spec.name, "the library cannot be checked", err, self.root))
+        try:
+            artifact = publish(library, manifest, request.destination)
+        except (OSError, FlashInferError) as err:
+            return Rejected(error=failure(spec.name, f"cannot publish at {request.destination}", err, self.root))
+        emit("compile", spec.name, ms=seconds * 1e3)
+        remember(spec.name, past)
+        shutil.rmtree(library.parent.parent, ignore_errors=True)
+        return artifact
+
+    def _made(self, request: BuildRequest) -> dict[str, str]:
+        """Map the outputs of a module's units, below the build directory, to their names in the history."""
+        directory = self.directory(request)
+        return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": LINK}
+
+    def _record(self, request: BuildRequest) -> dict[str, Past]:
+        """Add the units' records to the timeline. Return the time and memory of each file."""
+        past: dict[str, Past] = {}
+        for file, source in self._made(request).items():
+            record = read_note_at(f"{self.folder / file}.json")
+            with suppress(KeyError, TypeError):
+                queued, start, end, peak = (record[name] for name in ("queued", "start", "end", "peak"))
+                past[source] = Past(round(end - start, 3), peak)
+                kind = "link" if source == LINK else "compile"
+                unit = Unit(kind, request.spec.name, Path(file).name, source, start, end, record["slot"], peak)
+                if end < self.started:
+                    unit = replace(unit, kind="reuse", start=self.started, end=self.started)
+                elif start - queued > 0.1:
+                    self.timeline.units.append(replace(unit, kind="wait", start=queued, end=start, peak_rss_bytes=0))
+                self.timeline.units.append(unit)
+        return past
+
+    def _error(self, request: BuildRequest, command: list[str], status: int) -> BuildError:
+        """Return the error of a build: the failed command, and the output from the first error on."""
+        name, log = request.spec.name, self.folder / self.directory(request) / "build.log"
+        units = [unit for unit in self.units[request].values() if unit.command]
+        with suppress(OSError):
+            everything = [line for unit in units for line in (unit.command, *unit.lines)] or self.said
+            write_atomically(log, os.fsencode("\n".join(everything)) + b"\n")
+        failed = next((unit for unit in units if unit.code), _UnitOutput(" ".join(command), self.said))
+        words = _from_first_error(failed.lines)
+        reason = words[0] if words else "no output"
+        if failed.code is None:  # a unit or ninja was killed before it could report
+            ended = words[0] if words else f"ninja ended with {status}"
+            reason = f"ninja was killed by signal {-status}" if status < 0 else ended
+        return BuildError(name, reason, failed.command, "\n".join(words), log)
+
+
+def _link(folder: str, link: Path) -> None:
+    """Make a link to a folder. It replaces one that an interrupted build may have left."""
+    make_directories(link.parent)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+
+
+def failure(name: str, what: str, err: Exception, root: Path) -> BuildError:
+    """Return the error of a build that ended with ``err``: a workspace's if a path below ``root`` failed."""
+    names = [getattr(err, attribute, None) for attribute in ("filename", "filename2")]
+    paths = [Path(os.fsdecode(one)) for one in names if isinstance(one, (str, bytes, os.PathLike))]
+    kind = WorkspaceBuildError if any(path.is_relative_to(root) for path in paths) else BuildError
+    return kind(name, f"{what}: {err}")
+
+
+def _lines(ninja: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield lines of output, and an empty line after each ``TICK`` without output and at the end."""
+    assert ninja.stdout is not None
+    poller, rest = select.poll(), b""
+    poller.register(ninja.stdout, select.POLLIN)
+    while True:
+        if not poller.poll(TICK):
+            yield ""
+            continue
+        data = os.read(ninja.stdout.fileno(), 65536)
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode(errors="replace").rstrip() for line in (lines if data else [rest]))
+        if not data:
+            return
+
+
+def _from_first_error(lines: list[str]) -> list[str]:
+    """Return the lines from the first error on, or from the first non-empty line if no line has an error."""
+    pattern = re.compile(r"\berror\b[: #]|undefined reference|fatal|cannot find", re.IGNORECASE)
+    from_error = list(dropwhile(lambda line: not pattern.search(line), lines))
+    return from_error or list(dropwhile(lambda line: not line.strip(), lines))
+
+
+def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
+    """Check that the key covers every header of the library or the user that the compiler read.
+
+    Raises:
+        BuildError: it does not cover one, for example because the ``#include`` names a macro.
+    """
+    known = [*closure(spec.roots(), spec.include_dirs), f"{folder}/{directory}/{spec.config_header}"]
+    texts = [os.fsdecode((folder / f"{made}.d").read_bytes()) for made in objects(spec, directory)]
+    read = {os.path.realpath(folder / name) for text in texts for name in read_depfile(text)}
+    roots = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
+    for path in sorted(read - {os.path.realpath(path) for path in known}):
+        if any(path.startswith(root + os.sep) for root in roots):
+            raise BuildError(
+                spec.name,
+                f"error: the compiler read {path}, which the module's key does not cover: include it by a plain"
+                ' #include "name" so that a change of it is noticed',
+            )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from ..errors import UnsupportedError
-from .build import build_jit_specs
 from .machine.target import visible_gpus
 from .module import JitSpec, gen_jit_spec
+from .resolve import build_jit_specs
 
 __all__ = ["JitSpec", "build_jit_specs", "check_cuda_arch", "gen_jit_spec", "logger"]
 

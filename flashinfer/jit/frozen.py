@@ -1,13 +1,18 @@
-"""Freezing: afterwards a missing module is an error, not a build. Existing modules still work."""
+"""Conditions that forbid work on modules: a freeze, and the capture of a CUDA graph.
+
+After a freeze a missing module is an error, not a build. Existing modules still work. A capture allows neither
+builds nor loads, and CUDA's own error would end it.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from contextlib import AbstractContextManager
 
 from .. import env
-from ..errors import JitFrozenError
+from ..errors import CaptureError, JitFrozenError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _freezes: set[Freeze] = set()  # add and discard are atomic, so a forked child finds no locked lock
@@ -57,3 +62,23 @@ def check(name: str, reason: str) -> None:
     # The public call: the first function of this package after the last line outside of it.
     entered = frames[frames.index(callers[-1]) + 1 :] if callers else frames
     raise JitFrozenError(name, by, reason, entered[0].name if entered else "", tuple(callers))
+
+
+WARM_UP = "call flashinfer.warmup() with this function, or the function itself, once"
+
+
+def refuse_capture(what: str, instead: str) -> None:
+    """Raise if this thread's stream is being captured. Call it before work that is done only once.
+
+    Args:
+        what: a sentence that names the forbidden work.
+        instead: the call to make before the capture.
+
+    Raises:
+        CaptureError: the stream is being captured. The capture continues with the operations captured so far.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            f"{what}, which would invalidate the CUDA graph that is being captured: {instead} before the capture"
+        )

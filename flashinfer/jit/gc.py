@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from .. import env
-from .host.lock import exclusive
+from .lock import exclusive
 from .machine import trust
 from .machine.workspace import make_private, workspace_root
 

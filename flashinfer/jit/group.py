@@ -18,15 +18,14 @@ from typing import Any
 
 from .. import env
 from ..errors import GroupError
+from . import lock
 from .artifact import Artifact
-from .build import build_jit_specs
 from .events import emit
-from .host import lock
-from .lookup import Lookup, Machine, look_up
+from .lookup import Machine
 from .machine.workspace import workspace_root
 from .report import say
+from .resolve import Lookup, build_jit_specs, look_up, record
 from .spec import Spec
-from .trace import record
 
 REPORT_INTERVAL = 10.0  # seconds between two lines about late ranks
 ERROR_GRACE = 4.0  # seconds that a decision may be late, and that other ranks may still report after an error

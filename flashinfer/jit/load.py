@@ -7,20 +7,21 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModuleLoadError, ReentrantBuildError
 from . import process
 from .artifact import MANIFEST, Artifact, verified
-from .capture import WARM_UP, refuse_capture
 from .events import emit
-from .lookup import Lookup, Needs, is_of, look_up
+from .frozen import WARM_UP, refuse_capture
+from .lookup import Needs, Request, is_of
 from .machine.workspace import NOEXEC, is_noexec, workspace_root
+from .resolve import ask, record, resolve
 from .spec import Spec
-from .trace import record
 
 DAY = 86400.0  # seconds
 
@@ -30,7 +31,6 @@ _loading = set[str]()  # modules whose lock is held
 _numbers = iter(
     itertools.count().__next__, None
 )  # not the count itself: Dynamo copies it, which Python 3.12 deprecates
-Builder = Callable[[Mapping[Spec, Lookup]], Mapping[Spec, Artifact]]
 
 
 def _start_afresh() -> None:
@@ -45,7 +45,7 @@ os.register_at_fork(after_in_child=_start_afresh)
 def load(spec: Spec, needs: Needs | None = None) -> Any:
     """Load a module, build it first if it does not exist, and return its ``torch.ops`` namespace.
 
-    ``needs``: see :func:`flashinfer.jit.look_up`.
+    ``needs``: see :class:`flashinfer.jit.lookup.Request`.
 
     Raises:
         ModuleLoadError: it cannot be loaded, or another build of it is already part of this process.
@@ -56,11 +56,54 @@ def load(spec: Spec, needs: Needs | None = None) -> Any:
     import torch
 
     record(spec, needs)
-    builder: Builder | None = None
-    while not _load(spec, needs, builder):
-        with process.one_step():  # without the module's lock: the import runs code that may request the module
-            from .build import build_missing as builder
+    started = time.perf_counter()
+    with _only(spec):
+        if loaded(spec, needs) is None:
+            if spec.backend == "cuda":  # the driver may allocate memory and wait
+                refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)
+            artifact = ask(Request(spec, needs, use=partial(_hit, started))).artifact
+            if artifact is not None:
+                _keep(spec, artifact, started)
+    if spec.name not in _loaded:
+        # Without the module's lock: the imports run code that may request the module.
+        (outcome,) = resolve([Request(spec, needs)])
+        if outcome.error is not None:
+            raise outcome.error
+        with _only(spec):
+            if loaded(spec, needs) is None and (artifact := outcome.artifact) is not None:
+                with verified(artifact) as descriptor:
+                    _map(artifact, descriptor)
+                _keep(spec, artifact, started)
     return getattr(torch.ops, spec.namespace)
+
+
+@contextmanager
+def _only(spec: Spec) -> Iterator[None]:
+    """Let one thread load a module.
+
+    Raises:
+        ReentrantBuildError: this thread is loading it already.
+    """
+    with _per_module.setdefault(spec.name, threading.RLock()):  # setdefault is atomic
+        if spec.name in _loading:  # the lock is reentrant
+            raise ReentrantBuildError(spec.name)
+        _loading.add(spec.name)
+        try:
+            yield
+        finally:
+            _loading.discard(spec.name)
+
+
+def _hit(started: float, found: Artifact, descriptor: int) -> None:
+    emit("hit", found.name, (time.perf_counter() - started) * 1e3, path=found.path)
+    _map(found, descriptor)
+
+
+def _keep(spec: Spec, artifact: Artifact, started: float) -> None:
+    """Remember a module that is part of this process now."""
+    mark_used(artifact)
+    _loaded[spec.name] = artifact
+    emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
 
 
 def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
@@ -85,41 +128,6 @@ def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
                 f" {' '.join(map(str, has.get(axis, ())))}; wanted {' '.join(map(str, values))}"
             )
     return present
-
-
-def _load(spec: Spec, needs: Needs | None, builder: Builder | None) -> bool:
-    """Load a module under its lock. Return ``False`` if it does not exist and there is no builder."""
-    with _per_module.setdefault(spec.name, threading.RLock()):  # setdefault is atomic
-        if spec.name in _loading:  # the lock is reentrant
-            raise ReentrantBuildError(spec.name)
-        _loading.add(spec.name)
-        try:
-            return loaded(spec, needs) is not None or _find(spec, needs, builder)
-        finally:
-            _loading.discard(spec.name)
-
-
-def _find(spec: Spec, needs: Needs | None, builder: Builder | None) -> bool:
-    started = time.perf_counter()
-    if spec.backend == "cuda":  # the driver may allocate memory and wait
-        refuse_capture(f"module {spec.name!r} would be loaded", WARM_UP)
-
-    def use(found: Artifact, descriptor: int) -> None:
-        emit("hit", spec.name, (time.perf_counter() - started) * 1e3, path=found.path)
-        _map(found, descriptor)
-
-    lookup = look_up(spec, needs, use)
-    artifact = lookup.artifact
-    if artifact is None:
-        if builder is None:
-            return False
-        artifact = builder({spec: lookup})[spec]
-        with verified(artifact) as descriptor:
-            _map(artifact, descriptor)
-    mark_used(artifact)
-    _loaded[spec.name] = artifact
-    emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
-    return True
 
 
 def mark_used(found: Artifact) -> None:

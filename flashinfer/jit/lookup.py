@@ -1,4 +1,4 @@
-"""Lookup of the artifact to load: first one of exactly the spec, then one that covers it.
+"""Requests for modules, and the two sources that are read without a lock: AOT directories and the workspace.
 
 An AOT directory, ``<aot>/<name>/``, is trusted as shipped: any artifact with the spec's key that runs here is
 used, whatever compiler made it. The workspace, ``<root>/artifacts/<name>/<key>/<build key>/``, belongs to
@@ -8,41 +8,39 @@ this machine: if there is a toolchain, an artifact must have exactly its target 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import env
-from ..errors import ArtifactError, ToolchainError
+from ..errors import ArtifactError, BuildError, ToolchainError
 from .artifact import Artifact, build_key, read, verified
 from .machine import trust
-from .machine.identity import Identity
 from .machine.target import Target, narrowed, wanted_target, why_not_linkable, why_not_runnable
-from .machine.toolchain import toolchain_identity
-from .machine.workspace import NOEXEC, is_noexec, refused, roots, workspace_root
+from .machine.toolchain import Identity, Toolchain, toolchain_identity
+from .machine.workspace import NOEXEC, is_noexec, refused, roots, workspace, workspace_root
 from .process import lazy
 from .spec import Spec, Value
 
+if TYPE_CHECKING:
+    from .lock import Hold
+
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]
+Places = Iterable[tuple[Path, list[Path]]]  # directory of an artifact, and those above it that must be trusted
 OTHER_SOURCES = "built from other sources, flags or configuration"
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """Result of a lookup: the artifact or ``None``, a reason per rejected candidate, key and time."""
+class Rejected:
+    """The answer of a source that has no artifact: a reason per rejected candidate, or the error of a build."""
 
-    artifact: Artifact | None
-    reasons: tuple[str, ...]
-    key: str = ""
-    ms: float = 0.0
+    def __init__(self, reasons: tuple[str, ...] = (), error: BuildError | None = None) -> None:
+        self.reasons, self.error = reasons, error
 
-    @property
-    def reason(self) -> str:
-        directories = ", ".join(str(path) for path in (*env.aot_dirs(), *roots()))
-        return "; ".join(self.reasons) or f"no artifact of that name is in {directories}"
+
+Answers = Iterator[tuple["Request", Artifact | Rejected]]
+Builder = Callable[["Mapping[BuildRequest, Hold]"], Iterator[tuple["BuildRequest", Artifact | Rejected]]]
 
 
 class Machine:
@@ -99,70 +97,188 @@ class Machine:
         return why_not_runnable(self.backend, archs, on_all=not self.spec.archs)
 
 
-def workspace_directory(root: Path, spec: Spec, key: str, build_key: str) -> Path:
-    return root / "artifacts" / spec.name / key[:32] / build_key[:32]
-
-
-def look_up(spec: Spec, needs: Needs | None = None, use: Use | None = None, machine: Machine | None = None) -> Lookup:
-    """Return the artifact to load for ``spec``: one with its key, else one that covers all needed values.
+class Request:
+    """A request for a module: an artifact with the spec's key, or one that covers all needed values.
 
     Args:
         needs: the values of axes that the caller will use, or all values of an axis that is not named.
-        use: called with the artifact and a descriptor of its verified library, before the descriptor is
-            closed.
-        machine: the machine that the artifact is for, by default this one, which stores its compilers' answers.
-
-    No lock is taken. In each round AOT directories come first.
+        machine: the machine that the artifact is for, by default this one.
+        use: called with a found artifact and a descriptor of its verified library, before it is closed.
+        prebuilt: accept artifacts of AOT directories.
     """
-    started = time.perf_counter()
-    key, machine, reasons = spec.key, machine or Machine(spec), list[str]()
 
-    def serves(found: Artifact) -> bool:
-        if (refusal := machine.refuses(found) or _refused(found, use)) is not None:
-            reasons.append(f"{found.directory}: {refusal}")
-        return refusal is None
+    def __init__(
+        self,
+        spec: Spec,
+        needs: Needs | None = None,
+        machine: Machine | None = None,
+        use: Use | None = None,
+        prebuilt: bool = True,
+    ) -> None:
+        self.spec, self.needs, self.machine = spec, needs or {}, machine or Machine(spec)
+        self.use, self.prebuilt, self.reason = use, prebuilt, ""  # the reason is that of a miss
 
-    artifact = next(filter(serves, _candidates(spec, key, needs, reasons)), None)
-    return Lookup(artifact, tuple(reasons), key, (time.perf_counter() - started) * 1e3)
+    @lazy
+    def key(self) -> str:
+        return self.spec.key
+
+    @lazy
+    def build_key(self) -> str:
+        """Return the key of a build of this request, or an empty string without tools."""
+        return self.machine.build_key(self.key)
+
+    def refuses(self, found: Artifact) -> str | None:
+        """Return why an artifact of the right sources does not answer this request, or ``None``."""
+        return self.machine.refuses(found)
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """Return the archs to build for, or none if no target is known."""
+        return self.machine.target.archs if self.machine.target is not None else ()
+
+    @property
+    def identity(self) -> Identity:
+        """Return the tools of a build, or nothing if there are none."""
+        return self.machine.identity or {}
+
+    def place(self, build_key: str) -> Path:
+        """Return the directory in which to publish a build."""
+        return workspace_directory(workspace(), self.spec, self.key, build_key)
 
 
-def _candidates(spec: Spec, key: str, needs: Needs | None, reasons: list[str]) -> Iterator[Artifact]:
-    """Yield artifacts of the spec, exact ones first, then those that cover it.
+class BuildRequest(Request):
+    """A request for one build: an artifact of this target and these tools, published at ``destination``."""
 
-    ``reasons``: why others do not.
-    """
-    wanted = {**dict(spec.coverage), **(needs or {})}
-    for found in _places(spec.name, key[:32]):
-        if isinstance(found, str):
-            reasons.append(found)
-        elif found.manifest["key"] == key:
-            yield found
-    stale = 0
-    for found in (one for one in artifacts(spec.name) if one.manifest["key"] != key):
-        if is_of(spec, found):
-            if lacking := _lacking(found, wanted):
-                reasons.append(f"{found.directory}: built without {lacking}")
-            else:
+    def __init__(self, spec: Spec, target: Target, toolchain: Toolchain, key: str, destination: Path) -> None:
+        super().__init__(spec)
+        self.target, self.toolchain, self.destination = target, toolchain, destination
+        self.key, self.build_key = key, build_key(key, target, toolchain.identity)
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        return self.target.archs
+
+    @property
+    def identity(self) -> Identity:
+        return self.toolchain.identity
+
+    @property
+    def steps(self) -> int:
+        """Return the number of commands of the build."""
+        return len(self.spec.units()) + (2 if self.spec.backend == "cuda" else 1)  # CUDA: libtorch_cuda's stub
+
+    def refuses(self, found: Artifact) -> str | None:
+        return None if found.manifest["build_key"] == self.build_key else "not this build"
+
+    def place(self, build_key: str) -> Path:
+        return self.destination
+
+
+class Source:
+    """A source of artifacts. Unless ``reads_only``, it is asked under the lock of the module."""
+
+    reads_only = False
+
+    def find(self, request: Request) -> Artifact | Rejected:
+        raise NotImplementedError
+
+    def artifacts(self, name: str) -> Iterator[Artifact]:
+        """Yield every artifact of a module's name, of any sources and for any machine."""
+        return iter(())
+
+    def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
+        """Answer for requests whose locks this process holds. A request without an answer is asked again."""
+        for request in tuple(holds):
+            yield request, self.find(request)
+
+
+class Directories(Source):
+    """Directories of artifacts. Their files are verified, so that no lock is needed."""
+
+    reads_only = True
+
+    def places(self, name: str, key: str | None = None) -> Places:
+        """Yield the directories of a module: of one key, if the source tells keys apart, or of all."""
+        raise NotImplementedError
+
+    def places_of_build(self, request: BuildRequest) -> Places:
+        """Yield the directories that one build may be in."""
+        raise NotImplementedError
+
+    def find(self, request: Request) -> Artifact | Rejected:
+        """Return an artifact with the key of the request, else one that covers all needed values."""
+        reasons = list[str]()
+        for found in self._candidates(request, reasons):
+            if (reason := request.refuses(found) or _unusable(found, request.use)) is None:
+                return found
+            reasons.append(f"{found.directory}: {reason}")
+        return Rejected(tuple(reasons))
+
+    def artifacts(self, name: str) -> Iterator[Artifact]:
+        return (found for found in _read(name, self.places(name)) if isinstance(found, Artifact))
+
+    def _candidates(self, request: Request, reasons: list[str]) -> Iterator[Artifact]:
+        """Yield artifacts for a request, exact ones first. ``reasons``: why others do not answer it."""
+        spec, build = request.spec, request if isinstance(request, BuildRequest) else None
+        places = self.places(spec.name, request.key) if build is None else self.places_of_build(build)
+        for found in _read(spec.name, places):
+            if isinstance(found, str):
+                reasons.append(found)
+            elif found.manifest["key"] == request.key:
                 yield found
-        elif found.is_prebuilt:
-            reasons.append(f"{found.directory}: {OTHER_SOURCES}")
-        else:
-            stale += 1
-    if stale:
-        reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `flashinfer why {spec.name}` compares")
-    if (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
-        reasons.append(f"{refusal}, so {workspace_root()} is used")
+        stale, wanted = 0, {**dict(spec.coverage), **request.needs}
+        for found in self.artifacts(spec.name) if build is None else ():
+            if found.manifest["key"] == request.key:
+                continue
+            if is_of(spec, found):
+                if lacking := _lacking(found, wanted):
+                    reasons.append(f"{found.directory}: built without {lacking}")
+                else:
+                    yield found
+            elif found.is_prebuilt:
+                reasons.append(f"{found.directory}: {OTHER_SOURCES}")
+            else:
+                stale += 1
+        if stale:
+            reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `flashinfer why {spec.name}` compares")
 
 
-def _refused(found: Artifact, use: Use | None) -> str | None:
-    """Verify an artifact and use it. Return the reason if that fails, or ``None``."""
-    try:
-        with verified(found) as descriptor:
-            if use is not None:
-                use(found, descriptor)
-    except ArtifactError as err:
-        return str(err)
-    return None
+class AotDirectories(Directories):
+    """Artifacts built ahead of time, in ``FLASHINFER_AOT_DIR`` and ``data/aot``."""
+
+    def places(self, name: str, key: str | None = None) -> Places:
+        return [(directory / name, [directory]) for directory in env.aot_dirs()]
+
+    def places_of_build(self, request: BuildRequest) -> Places:
+        return [(request.destination, [])]
+
+    def find(self, request: Request) -> Artifact | Rejected:
+        return super().find(request) if request.prebuilt else Rejected()
+
+
+class Workspace(Directories):
+    """Artifacts built by this user's processes, or fetched from stores."""
+
+    def places(self, name: str, key: str | None = None) -> Places:
+        for root in roots():
+            parent = root / "artifacts" / name
+            for folder in [parent / key[:32]] if key else _entries(parent):
+                for place in _entries(folder):
+                    yield place, [root, root / "artifacts", parent, folder]
+
+    def places_of_build(self, request: BuildRequest) -> Places:
+        for root in roots():
+            yield workspace_directory(root, request.spec, request.key, request.build_key), []
+
+    def find(self, request: Request) -> Artifact | Rejected:
+        answer = super().find(request)
+        if isinstance(answer, Rejected) and (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
+            return Rejected((*answer.reasons, f"{refusal}, so {workspace_root()} is used"))
+        return answer
+
+
+def workspace_directory(root: Path, spec: Spec, key: str, build_key: str) -> Path:
+    return root / "artifacts" / spec.name / key[:32] / build_key[:32]
 
 
 def is_of(spec: Spec, found: Artifact) -> bool:
@@ -173,6 +289,17 @@ def is_of(spec: Spec, found: Artifact) -> bool:
     return False
 
 
+def _unusable(found: Artifact, use: Use | None) -> str | None:
+    """Verify an artifact and use it. Return the reason if that fails, or ``None``."""
+    try:
+        with verified(found) as descriptor:
+            if use is not None:
+                use(found, descriptor)
+    except ArtifactError as err:
+        return str(err)
+    return None
+
+
 def _lacking(found: Artifact, wanted: Needs) -> str:
     """Return the needed values that an artifact was built without."""
     has = found.manifest["coverage"]
@@ -180,18 +307,8 @@ def _lacking(found: Artifact, wanted: Needs) -> str:
     return ", ".join(f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values)
 
 
-def artifacts(name: str) -> Iterator[Artifact]:
-    """Yield every artifact of a module's name, of any sources and for any machine."""
-    return (found for found in _places(name) if isinstance(found, Artifact))
-
-
-def _places(name: str, key: str | None = None) -> Iterator[Artifact | str]:
-    """Yield the artifacts of a module (in the workspace: of one key), or the reasons why they are invalid."""
-    places = [(directory / name, [directory]) for directory in env.aot_dirs()]
-    for root in roots():
-        parent = root / "artifacts" / name
-        for folder in [parent / key] if key else _entries(parent):
-            places += [(place, [root, root / "artifacts", parent, folder]) for place in _entries(folder)]
+def _read(name: str, places: Places) -> Iterator[Artifact | str]:
+    """Yield the artifacts in directories, or the reasons why they are invalid."""
     for place, above in places:
         if (found := read(place, name)) is not None:
             try:

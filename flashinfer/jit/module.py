@@ -38,7 +38,7 @@ class JitSpec(Spec):
     def build(self, verbose: bool = False) -> Artifact:
         """Return the artifact of this module. Build it if it does not exist."""
         with process.one_step():
-            from .build import build_jit_specs
+            from .resolve import build_jit_specs
 
         return build_jit_specs([self], verbose=verbose)[0]
 

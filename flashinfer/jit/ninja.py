@@ -1,4 +1,4 @@
-"""Text of ninja files: pure functions that render one file per spec and one that includes them.
+"""Text of builds: pure functions that render a ninja file per spec, one that includes them, and headers.
 
 Paths are absolute or relative to ninja's directory. Four facts of ninja shape the files: only the top file
 may have ``default``; its rules are visible in every child; two specs with one output abort it; a newline
@@ -12,6 +12,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePath
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from .. import env
+from . import process
 from .machine.target import Target
 from .machine.toolchain import Toolchain
 from .spec import TORCH_ABI, Spec
@@ -141,3 +145,15 @@ def _rules(toolchain: Toolchain) -> Iterator[tuple[str, str]]:
     # torch's directory follows that of the stub, so that the stub is found before the real library.
     yield "link_cuda", f"{words(link)} -o $out $in -ltorch_cpu -ltorch_cuda $ldflags {words([f'-L{torch}/lib'])}"
     yield "stub", f"{words(stub)} $out"
+
+
+def render_config(spec: Spec) -> str:
+    """Return the text of ``spec.config_header``. It is equal everywhere for equal specs."""
+    loader = FileSystemLoader(env.data_root())
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    values = {"config": dict(spec.config), "coverage": dict(spec.coverage)}
+    with process.one_step():  # jinja2 has locks of its own
+        template = environment.get_template(spec.template)
+        return template.render(name=spec.name, config_header=spec.config_header, **values)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ModuleLoadError, ToolchainError
-from . import frozen
-from .host import history
-from .lookup import Lookup, Machine, Needs, look_up
+from . import frozen, history
+from .lookup import Machine, Needs
 from .machine.target import narrowed, wanted_target
 from .machine.toolchain import find_toolchain
+from .resolve import Lookup, look_up
 from .spec import Spec
 
 

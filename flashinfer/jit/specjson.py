@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from .. import env
-from .closure import closure
 from .machine.workspace import write_atomically
-from .spec import Spec, digest
+from .spec import Spec, closure, digest
 
 S = TypeVar("S", bound=Spec)
 LARGEST = 32 << 20  # bytes of the user's files in one spec: more is a toolkit, not a variant

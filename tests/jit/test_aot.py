@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit.lookup import look_up
 from flashinfer.jit.modules import Axis, Matrix, axes, families, family, matrix_specs, some_of
+from flashinfer.jit.resolve import look_up
 
 from ..support.processes import python_path
 

@@ -17,8 +17,8 @@ import pytest
 from flashinfer.cli import tar
 from flashinfer.cli.main import main
 from flashinfer.jit.artifact import sealed
-from flashinfer.jit.lookup import look_up
-from flashinfer.jit.worker.notes import file_digest
+from flashinfer.jit.resolve import look_up
+from flashinfer.jit.worker import file_digest
 
 
 @pytest.fixture

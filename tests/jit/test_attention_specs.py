@@ -15,7 +15,7 @@ from flashinfer.jit import attention as addresses
 from flashinfer.jit.attention import pytorch
 from flashinfer.jit.modules import _attention, decode, prefill
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
-from flashinfer.jit.template import render_config
+from flashinfer.jit.ninja import render_config
 
 from ..support.attention_modules import FLASH_SIGMOID, sigmoid
 from .test_attention_modules import ROOT
@@ -184,8 +184,8 @@ def test_reserved_names_are_complete():
     # semicolon.
     members = re.findall(r"^  (?:FLASHINFER_HD )?(\w[^;({]*[;(])", struct[: struct.index("\n};")], re.MULTILINE)
     names = {name for member in members for name in re.findall(r"(\w+)(?=[,;(])", member)}
-    lists = (ROOT / "csrc/attention/arguments.h").read_text()  # X(Tensor, name), for run() and for plans
-    names |= set(re.findall(r"^  X\([^,]+, (\w+)\)", lists[: lists.index("FLASHINFER_ATTENTION_PLAN")], re.MULTILINE))
+    lists = (ROOT / "csrc/attention/arguments.h").read_text()  # X(Tensor, name), those of run() first
+    names |= set(re.findall(r"^  X\([^,]+, (\w+)\)", lists[: lists.index("FLASHINFER_ATTENTION_REBIND")], re.MULTILINE))
     assert {"q", "kv", "lse", "get_qo_len", "num_items", "float_workspace", "variant"} < names
     assert names - _attention.RESERVED_NAMES == {"custom_mask", "mask_indptr"}
 

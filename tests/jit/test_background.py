@@ -11,7 +11,7 @@ import pytest
 
 from flashinfer.errors import BuildError, JitFrozenError
 from flashinfer.jit import freeze, prefetch
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.resolve import look_up
 
 from ..support.processes import Compiler, answer, answering, owners, start, until
 

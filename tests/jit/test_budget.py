@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit.host import history
-from flashinfer.jit.worker import notes, procfs, slots
-from flashinfer.jit.worker.procfs import available_memory, cpu_limit
+from flashinfer.jit import history, worker
+from flashinfer.jit.worker import available_memory, cpu_limit, slots
 from flashinfer.jit.worker.slots import take_slot
 
 from ..support.processes import Compiler, end, start, stopped, until
@@ -33,8 +32,8 @@ TAKE = """
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Return a function that writes fake kernel files: path below /proc or /sys/fs/cgroup -> text."""
-    monkeypatch.setattr(procfs, "PROC", str(tmp_path / "proc"))
-    monkeypatch.setattr(procfs, "CGROUPS", str(tmp_path / "cgroup"))
+    monkeypatch.setattr(worker, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(worker, "CGROUPS", str(tmp_path / "cgroup"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
 
     def write(files: dict[str, object]) -> None:
@@ -101,11 +100,11 @@ def test_available_memory(machine, files, want):
 
 
 def test_jobs_are_limited_by_cpus(machine, monkeypatch):
-    assert history.jobs() == 8 and history.jobs(3) == 3 and history.jobs(100) == 8
+    assert history.compilers() == 8 and history.compilers(3) == 3 and history.compilers(100) == 8
     monkeypatch.setenv("MAX_JOBS", "5")
-    assert history.jobs() == 5 and history.jobs(6) == 6
+    assert history.compilers() == 5 and history.compilers(6) == 6
     machine({"proc/self/cgroup": "0::/", "cgroup/cpu.max": "200000 100000"})
-    assert history.jobs() == 2 and history.jobs(6) == 2
+    assert history.compilers() == 2 and history.compilers(6) == 2
 
 
 def has_slot(process: subprocess.Popen[str]) -> bool:
@@ -168,7 +167,7 @@ def test_resident_memory_of_a_group(tmp_path):
     process = start(program)
     try:
         assert process.stdout.readline() == "there\n"
-        assert 64 << 20 < procfs.resident({process.pid})[process.pid] < 128 << 20
+        assert 64 << 20 < worker.resident({process.pid})[process.pid] < 128 << 20
     finally:
         end_now(process)
 
@@ -209,8 +208,8 @@ def test_stopped_units_do_not_stop_others(holders, tmp_path):
 
 DECIDE = """
     import os, signal, sys
-    from flashinfer.jit.worker.notes import write_note
-    from flashinfer.jit.worker.slots import open_lock, try_lock
+    from flashinfer.jit.worker import write_note
+    from flashinfer.jit.worker import open_lock, try_lock
     turn, slot = open_lock(f"{sys.argv[1]}/turn"), open_lock(f"{sys.argv[1]}/slot.0")
     assert try_lock(turn) and try_lock(slot)
     write_note(turn, {"pid": os.getpid()})
@@ -247,9 +246,9 @@ def test_memory_of_the_last_build_is_expected(make_spec, workspace, monkeypatch,
     assert history.expected_memory({}, "x.cu") > history.expected_memory({}, "x.cc") > 0
     past = {"a.cc": history.Past(1.0, 123456789)}
     history.remember("weighed", past)
-    assert history.read("weighed") == past and history.expected_memory(past, "a.cc") == 123456789
+    assert history.past_of("weighed") == past and history.expected_memory(past, "a.cc") == 123456789
     history.remember("weighed", {"b.cu": history.Past(2.0, 5)})
-    assert history.read("weighed").keys() == {"a.cc", "b.cu"}
+    assert history.past_of("weighed").keys() == {"a.cc", "b.cu"}
     assert spec.backend == "cpu"
 
 
@@ -259,7 +258,7 @@ def run_unit(tmp_path):
     read, write = os.pipe()
     (tmp_path / "out").mkdir()
     run = {"alive": read, "slots": str(tmp_path / "slots"), "limit": 1, "expected": {}}
-    (tmp_path / "out" / notes.RUN).write_text(json.dumps(run))
+    (tmp_path / "out" / worker.RUN).write_text(json.dumps(run))
 
     def start_unit(*command: str, file: str = "out/x.o") -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -287,9 +286,9 @@ def test_a_unit_passes_on_output_and_status(run_unit, tmp_path):
     def ends(code: int, *words: str) -> None:
         process = run_unit(*command)
         first, *said, last = filter(None, end(process).splitlines())
-        assert json.loads(first.removeprefix(notes.UNIT)) == {"file": "out/x.o", "command": command}
+        assert json.loads(first.removeprefix(worker.UNIT)) == {"file": "out/x.o", "command": command}
         assert said == list(words)
-        assert json.loads(last.removeprefix(notes.UNIT)) == {"file": "out/x.o", "code": code}
+        assert json.loads(last.removeprefix(worker.UNIT)) == {"file": "out/x.o", "code": code}
         assert process.returncode == code if code >= 0 else process.returncode != 0
 
     command = ["sh", "-c", "echo out; echo err >&2; exit 3"]
@@ -303,7 +302,7 @@ def test_a_unit_passes_on_output_and_status(run_unit, tmp_path):
 def test_a_unit_keeps_a_record(run_unit, tmp_path):
     memory = "data = bytearray(200 << 20); import time; time.sleep(0.2)"
     end(run_unit(sys.executable, "-I", "-S", "-c", memory))
-    record = notes.read_note_at(str(tmp_path / "out" / "x.o.json"))
+    record = worker.read_note_at(str(tmp_path / "out" / "x.o.json"))
     assert record["queued"] <= record["start"] < record["start"] + 0.2 < record["end"] < time.time()
     assert 200 << 20 < record["peak"] < 300 << 20 and record["slot"] == 0
 
@@ -337,7 +336,7 @@ def test_existing_objects_are_not_compiled_again(run_unit, tmp_path):
     def runs() -> int:
         process = run_unit("sh", "-c", compile_it)
         *_, last = end(process).splitlines()
-        assert json.loads(last.removeprefix(notes.UNIT))["code"] == process.returncode == 0
+        assert json.loads(last.removeprefix(worker.UNIT))["code"] == process.returncode == 0
         return len(count.read_text())
 
     source.write_text("one")

@@ -13,9 +13,9 @@ import pytest
 
 from flashinfer.errors import BuildError, JitFrozenError, ModuleLoadError, ToolchainError
 from flashinfer.jit import build_jit_specs, clear_cache_dir, subscribe
-from flashinfer.jit.build import make_request, run
-from flashinfer.jit.host.progress import Progress
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.build import make_request
+from flashinfer.jit.history import Progress
+from flashinfer.jit.resolve import look_up, resolve
 
 from ..support.processes import python_path, until
 
@@ -29,7 +29,7 @@ FIRST_CALL = """
     y = flashinfer.rmsnorm(x, w)
     want = torch.nn.functional.rms_norm(x.double(), (64,), w.double(), 1e-6)
     assert (y - want).abs().max() < 1e-5
-    print(len(started), len(locks), "flashinfer.jit.host.lock" in sys.modules, "jinja2" in sys.modules)
+    print(len(started), len(locks), "flashinfer.jit.lock" in sys.modules, "jinja2" in sys.modules)
 """
 
 
@@ -195,7 +195,7 @@ def test_same_sources_elsewhere_give_the_same_bytes(make_spec, tmp_path, monkeyp
 
 
 def test_more_modules_than_one_run_takes(make_spec, compilers_started, monkeypatch, tmp_path):
-    monkeypatch.setattr("flashinfer.jit.build.AT_ONCE", 2)
+    monkeypatch.setattr("flashinfer.jit.resolve.AT_ONCE", 2)
     specs = [make_spec(f"m{number}") for number in range(5)]
     assert [artifact.name for artifact in build_jit_specs(specs)] == [spec.name for spec in specs]
     assert compilers_started() == 5
@@ -300,7 +300,7 @@ def test_a_library_that_the_linker_still_writes_is_not_published(make_spec, tmp_
             until(lambda: list(workspace.glob("build/*/late/late.so")))
 
     spec = make_spec("late", {"a.cc": "int a;\n", "b.cc": "int b;\n"})
-    (outcome,) = run([make_request(spec)], watch=look_late)
+    (outcome,) = resolve([make_request(spec)], watch=look_late)
     assert outcome.how == "built" and look_up(spec).artifact == outcome.artifact
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashinfer.jit import closure as module
-from flashinfer.jit.closure import closure
+from flashinfer.jit import spec as module
+from flashinfer.jit.spec import closure
 
 
 def reach(tmp_path, files: dict[str, str], *include_dirs: str) -> set[str]:

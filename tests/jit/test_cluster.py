@@ -23,13 +23,14 @@ import pytest
 
 from flashinfer.cli.main import main
 from flashinfer.errors import ArtifactError, BuildError, ToolchainError
-from flashinfer.jit import build
 from flashinfer.jit.artifact import sealed
+from flashinfer.jit.build import make_request
 from flashinfer.jit.cluster import address
 from flashinfer.jit.machine.target import Target, native_level
 from flashinfer.jit.machine.toolchain import find_nvcc
 from flashinfer.jit.modules import Matrix, families, matrix_specs
 from flashinfer.jit.modules.page import gen_page_module
+from flashinfer.jit.resolve import ask, resolve
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.specjson import to_json
 
@@ -105,8 +106,8 @@ def test_as_a_local_build(cluster, modules, tmp_path, workspace):
     assert sorted(cluster.compiled()) == ["m0", "m1", "m2"] and '"kind": "compile"' in page.read_text()
     assert not list(workspace.rglob("*.so")), "nothing was compiled here"
     for number, spec in enumerate(specs):
-        request = build.make_request(spec, tmp_path / "out" / spec.name, Target("cpu", (native_level(),), True))
-        there = build.finished(request)
+        request = make_request(spec, tmp_path / "out" / spec.name, Target("cpu", (native_level(),), True))
+        there = ask(request).artifact
         assert there is not None and answer(there) == number, "this machine accepts it"
         local = spec.build()
         assert local.manifest["build_key"] == there.manifest["build_key"]
@@ -168,7 +169,7 @@ def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
     specs = matrix_specs(Matrix(backends=("cpu",), head_dims=("64",)), names)
     target = Target("cpu", (native_level(),), True)
     assert sorted(row["name"] for row in json.loads(done.stdout)) == [spec.name for spec in specs] and len(specs) >= 4
-    assert all(build.finished(build.make_request(spec, tmp_path / "out" / spec.name, target)) for spec in specs)
+    assert all(ask(make_request(spec, tmp_path / "out" / spec.name, target)).artifact for spec in specs)
     assert Counter(cluster.compiled()) == {spec.name: len(spec.units()) for spec in specs}
     used = {line.split()[0] for line in cluster.log.read_text().splitlines() if line[:1].isdigit()}
     assert used == {"1", "2", "3", "4"}
@@ -187,7 +188,7 @@ def test_a_cuda_module_has_the_bytes_of_a_local_build(cluster, make_spec, tmp_pa
     done = aot(cluster, file, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     near, far = (json.loads((one / "manifest.json").read_text()) for one in (
-        build.run([build.make_request(spec, target=Target("cuda", ("9.0a",), True))])[0].artifact.directory,
+        resolve([make_request(spec, target=Target("cuda", ("9.0a",), True))])[0].artifact.directory,
         tmp_path / "out" / "filled",
     ))  # fmt: skip
     assert near["build_key"] == far["build_key"] and near["sha256"] == far["sha256"], (
@@ -412,7 +413,7 @@ def test_results_of_workers_are_checked(lie, make_spec, tmp_path):
 
     spec = make_spec("one", answering(7))
     built = spec.build()
-    request = build.make_request(spec, tmp_path / "out" / "one")
+    request = make_request(spec, tmp_path / "out" / "one")
     manifest, library = dict(built.manifest), built.path.read_bytes()
     if lie == "library":
         library = library[:-1] + bytes([library[-1] ^ 1])

@@ -13,8 +13,7 @@ import torch
 from flashinfer._ops.configured import configured, covered, load_configured
 from flashinfer._ops.errors import raise_from_module
 from flashinfer.jit import JitSpec, gen_jit_spec
-from flashinfer.jit.artifact import Artifact
-from flashinfer.jit.publish import publish
+from flashinfer.jit.artifact import Artifact, publish
 
 from ..support.opcheck import opcheck
 

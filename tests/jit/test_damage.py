@@ -11,8 +11,8 @@ import pytest
 
 from flashinfer.errors import BuildError, FlashInferError
 from flashinfer.jit import clear_cache_dir
-from flashinfer.jit.lookup import look_up
-from flashinfer.jit.machine import identity
+from flashinfer.jit.machine import toolchain
+from flashinfer.jit.resolve import look_up
 
 from ..support.processes import answer, answering, files_in, start, until
 from ..support.slow import IN_CI
@@ -38,7 +38,7 @@ def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch
     assert {"tiny.so", "manifest.json", "tiny.json", "turn", "slot.0"} <= {name.name for name in names}
     for name in names:
         damage(tmp_path / name, how)
-        monkeypatch.setattr(identity, "_answers", {})  # as in a new process
+        monkeypatch.setattr(toolchain, "_answers", {})  # as in a new process
         assert answer(spec.build()) == 15, name
         assert look_up(spec).artifact is not None and look_up(spec).artifact.manifest["toolchain"]["cxx"], name
     clear_cache_dir()

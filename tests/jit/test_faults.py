@@ -17,7 +17,7 @@ import torch
 
 from flashinfer.errors import CaptureError, WorkspaceError
 from flashinfer.jit import build_jit_specs
-from flashinfer.jit.host.lock import runtime_directory, try_hold
+from flashinfer.jit.lock import runtime_directory, try_hold
 
 from ..support.processes import ROOT, answer, answering, end, files_in, python_path, start, until
 

@@ -72,7 +72,7 @@ FORK = """
 
 
 @pytest.mark.parametrize(
-    "step", ["flashinfer.jit.build", "filelock", "jinja2", "flashinfer.jit.run", "start", "pipe", "tempfile"]
+    "step", ["flashinfer.jit.build", "filelock", "jinja2", "flashinfer.jit.lock", "start", "pipe", "tempfile"]
 )
 def test_a_fork_in_the_middle_of_a_step(step, make_spec, tmp_path):
     same, other = (make_spec(name, answering(value)).source_paths()[0] for name, value in (("same", 40), ("other", 2)))

@@ -11,7 +11,7 @@ import flashinfer
 from flashinfer.errors import FlashInferError, JitFrozenError
 from flashinfer.jit import build_jit_specs, freeze
 from flashinfer.jit.load import load
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.resolve import look_up
 
 
 def test_the_function(make_spec, compilers_started):

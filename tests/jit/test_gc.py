@@ -18,8 +18,8 @@ from flashinfer.errors import EnvironmentValueError
 from flashinfer.jit import clear_cache_dir, load
 from flashinfer.jit import gc as gc
 from flashinfer.jit.gc import OLD, RECENT, collect, lock_name
-from flashinfer.jit.host.lock import exclusive
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.lock import exclusive
+from flashinfer.jit.resolve import look_up
 
 DAY = 86400
 

@@ -15,7 +15,7 @@ import torch
 
 from flashinfer.errors import ModuleLoadError
 from flashinfer.jit import load
-from flashinfer.jit.publish import publish
+from flashinfer.jit.artifact import publish
 
 ANSWERS = 'extern "C" __attribute__((visibility("default"))) int {name}() {{ return {value}; }}\n'
 

@@ -10,12 +10,11 @@ import threading
 import pytest
 import torch
 
-from flashinfer.jit.artifact import MANIFEST, Artifact, read, sealed
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.artifact import MANIFEST, Artifact, elf_requirements, publish, read, sealed
 from flashinfer.jit.machine import target
 from flashinfer.jit.machine.target import Target, level_features, why_not_runnable
-from flashinfer.jit.publish import elf_requirements, publish
-from flashinfer.jit.worker.notes import file_digest, read_depfile
+from flashinfer.jit.resolve import look_up
+from flashinfer.jit.worker import file_digest, read_depfile
 
 
 @pytest.fixture
@@ -212,16 +211,15 @@ def test_an_axis_that_is_not_named_is_needed_whole(make_spec):
     assert "built without dtype_q bfloat16" in look_up(spec, {"head_dim": [64]}).reason
 
 
-def test_the_exact_artifact_comes_before_one_that_covers(make_spec, tmp_path):
+def test_in_one_source_the_exact_artifact_comes_before_one_that_covers(make_spec, tmp_path):
     narrow = make_spec(coverage={"head_dim": [64]})
     exact = narrow.build()
     wide = narrow.covering({"head_dim": [64, 128]})
     assert look_up(wide).artifact is None
-    to_aot(wide.build(), tmp_path)
-    assert look_up(wide).artifact.directory == tmp_path / "aot" / "tiny"
-    assert look_up(narrow).artifact == exact, "although AOT directories come first"
-    shutil.rmtree(exact.directory)
-    assert look_up(narrow).artifact.directory == tmp_path / "aot" / "tiny"
+    covering = wide.build()
+    assert look_up(narrow).artifact == exact
+    to_aot(covering, tmp_path)
+    assert look_up(narrow).artifact.directory == tmp_path / "aot" / "tiny", "AOT directories come first"
 
 
 def test_coverage_of_other_sources_does_not_serve(make_spec):
@@ -264,7 +262,7 @@ def test_a_failed_publish_leaves_the_old_artifact(built, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flashinfer.jit.publish._sync", fail)
+    monkeypatch.setattr("flashinfer.jit.artifact._sync", fail)
     with pytest.raises(OSError, match="No space left"):
         publish(artifact.path, artifact.manifest, artifact.directory)
     assert artifact.path.read_bytes() == before and len(os.listdir(artifact.directory.parent)) == 1

@@ -6,7 +6,7 @@ import json
 import shutil
 
 from flashinfer.jit.artifact import MANIFEST, sealed
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.resolve import look_up
 
 
 def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):

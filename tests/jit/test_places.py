@@ -18,11 +18,11 @@ import pytest
 
 from flashinfer import env
 from flashinfer.errors import EnvironmentValueError, ModuleLoadError, ToolchainError
-from flashinfer.jit.host.lock import runtime_directory
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.lock import runtime_directory
 from flashinfer.jit.machine import toolchain, trust
 from flashinfer.jit.machine.workspace import is_noexec, roots
 from flashinfer.jit.machine.workspace import workspace as get_workspace
+from flashinfer.jit.resolve import look_up
 
 from ..support.processes import ROOT, answer, answering, python_path
 from ..support.users import SOMEBODY, as_somebody, can, open_to_all
@@ -246,7 +246,7 @@ def test_artifacts_of_a_workspace_mounted_noexec_are_skipped(make_spec, tmp_path
     os.rename(workspace, tmp_path / "saved")
     program = """
         from flashinfer.jit import gen_jit_spec
-        from flashinfer.jit.lookup import look_up
+        from flashinfer.jit.resolve import look_up
         import sys
         print(look_up(gen_jit_spec("tiny", [sys.argv[1]])).reason)
     """

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit import freeze, load
-from flashinfer.jit.host import history
-from flashinfer.jit.lookup import look_up
-from flashinfer.jit.machine import identity
+from flashinfer.jit import freeze, history, load
+from flashinfer.jit.machine import toolchain
 from flashinfer.jit.probe import Probe
+from flashinfer.jit.resolve import look_up
 
 EFFECTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod",
            "os.utime", "os.truncate", "os.link", "os.symlink", "fcntl.flock", "fcntl.lockf"}  # fmt: skip
@@ -152,13 +151,13 @@ def test_needs_are_respected(make_spec, probe, tmp_path):
 
 def test_a_new_compiler_is_asked_and_nothing_is_written(make_spec, workspace, monkeypatch):
     """Only this case needs a process: whether this compiler made the existing artifact."""
-    monkeypatch.setattr(identity, "_answers", {})
+    monkeypatch.setattr(toolchain, "_answers", {})
     spec = make_spec()
     artifact = spec.build()
     shutil.rmtree(workspace / "answers")
-    monkeypatch.setattr(identity, "_answers", {})
+    monkeypatch.setattr(toolchain, "_answers", {})
     assert spec.probe() == Probe("ready", where=artifact.path) and not (workspace / "answers").exists()
-    monkeypatch.setattr(identity, "_answers", {})
+    monkeypatch.setattr(toolchain, "_answers", {})
     look_up(spec)
     assert (workspace / "answers").exists(), "a lookup of a load stores the answer"
 

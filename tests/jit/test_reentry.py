@@ -12,8 +12,9 @@ import pytest
 
 from flashinfer.errors import BuildError, ReentrantBuildError
 from flashinfer.jit import build_jit_specs, subscribe
-from flashinfer.jit.build import make_request, run
-from flashinfer.jit.host.lock import exclusive, try_hold, wait
+from flashinfer.jit.build import make_request
+from flashinfer.jit.lock import exclusive, try_hold, wait
+from flashinfer.jit.resolve import resolve
 
 from ..support.processes import ROOT, answer, answering, end, in_a_thread, python_path, start
 
@@ -72,7 +73,7 @@ def test_a_subscriber_requests_the_module_being_built(make_spec):
 
     stop = subscribe(ask)
     try:
-        assert [outcome.how for outcome in run([make_request(spec)])] == ["built"]
+        assert [outcome.how for outcome in resolve([make_request(spec)])] == ["built"]
     finally:
         stop()
     # The module is already published at that time, so it is found.
@@ -113,7 +114,7 @@ def test_one_of_several_is_being_built(make_spec):
     """The other modules are built."""
     tiny, other = make_request(make_spec("tiny", answering(55))), make_request(make_spec("other", answering(56)))
     hold = try_hold(f"{tiny.build_key} {tiny.destination.parents[3].resolve()}", "tiny")
-    outcomes = run([tiny, other])
+    outcomes = resolve([tiny, other])
     assert [outcome.how for outcome in outcomes] == ["failed", "built"]
     assert isinstance(outcomes[0].error, ReentrantBuildError)
     assert hold is not None

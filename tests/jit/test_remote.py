@@ -11,9 +11,10 @@ import pytest
 
 from flashinfer.cli.main import main
 from flashinfer.errors import ArtifactError, DependencyError, EnvironmentValueError, JitFrozenError
-from flashinfer.jit import build, freeze, subscribe
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit import freeze, subscribe
+from flashinfer.jit.build import make_request
 from flashinfer.jit.remote import transfer, transport
+from flashinfer.jit.resolve import look_up
 
 from ..support.processes import answer, answering
 from ..support.stores import flipped, place_of, taken
@@ -175,7 +176,7 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
     remote.fault = lambda method, path: 30.0 if how == "silent" else 0.0
     host("a", f"unsigned+{url}")
     specs = [make_spec(f"m{number}", answering(number)) for number in range(4)]
-    requests = [build.make_request(spec) for spec in specs]
+    requests = [make_request(spec) for spec in specs]
     began = time.monotonic()
     assert taken(*requests) == []
     first = time.monotonic() - began
@@ -183,7 +184,7 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
     if how != "cut":
         assert said.count("not used from now on") == 1 and transfer.stores()[0].off
         asked = len(remote.asked)
-        assert taken(build.make_request(make_spec("late", answering(1)))) == []
+        assert taken(make_request(make_spec("late", answering(1)))) == []
         assert len(remote.asked) == asked, "this process does not ask again"
     # The silent store answers after 30 s. A busy machine may take most of that.
     assert first < 30

@@ -7,11 +7,12 @@ import random
 import pytest
 
 from flashinfer.errors import JitFrozenError
-from flashinfer.jit import build, freeze
+from flashinfer.jit import freeze
 from flashinfer.jit.artifact import sealed
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit.build import make_request
 from flashinfer.jit.remote import objects, transfer
 from flashinfer.jit.remote.signing import keygen
+from flashinfer.jit.resolve import look_up
 
 from ..support.processes import answer, answering
 from ..support.stores import flipped, is_object, place_of, taken
@@ -104,7 +105,7 @@ def test_hostile_objects_are_refused_and_nothing_is_written(
     for name, data in cases.items():
         remote.objects[place] = data
         where = host("victim", f"{remote.url}/bucket/prefix")
-        request = build.make_request(pushed)
+        request = make_request(pushed)
         capsys.readouterr()
         assert taken(request) == [], name
         said = capsys.readouterr().err
@@ -113,7 +114,7 @@ def test_hostile_objects_are_refused_and_nothing_is_written(
         assert [path for path in where.rglob("*") if path.is_file()] == [], name
     remote.objects[place] = attack.good
     host("victim", f"{remote.url}/bucket/prefix")
-    assert len(taken(build.make_request(pushed))) == 1
+    assert len(taken(make_request(pushed))) == 1
 
 
 @pytest.mark.parametrize("name", ["HTML", "another key's"])
@@ -140,11 +141,11 @@ def test_unsigned_objects_are_checked_too(pushed, remote, make_spec, host, keys,
             continue
         remote.objects[place] = data
         host("victim", f"unsigned+{remote.url}/bucket/prefix")
-        assert taken(build.make_request(pushed)) == [], name
+        assert taken(make_request(pushed)) == [], name
         assert "it is not used" in capsys.readouterr().err
     remote.objects[place] = attack.cases()["unsigned"]
     host("victim", f"unsigned+{remote.url}/bucket/prefix")
-    assert len(taken(build.make_request(pushed))) == 1
+    assert len(taken(make_request(pushed))) == 1
 
 
 def test_a_key_that_is_no_longer_trusted(pushed, remote, host, keys, tmp_path, capsys):
@@ -152,17 +153,17 @@ def test_a_key_that_is_no_longer_trusted(pushed, remote, host, keys, tmp_path, c
     host("b", f"{remote.url}/bucket/prefix")
     old = keys.read_text()
     keys.write_text(old + keygen(tmp_path / "new.pem") + "\n")
-    assert len(taken(build.make_request(pushed))) == 1
+    assert len(taken(make_request(pushed))) == 1
     keys.write_text(keygen(tmp_path / "newer.pem") + "\n")
     host("c", f"{remote.url}/bucket/prefix")
-    assert taken(build.make_request(pushed)) == []
+    assert taken(make_request(pushed)) == []
     assert "a key that FLASHINFER_STORE_KEYS does not have" in capsys.readouterr().err
 
 
 def test_an_artifact_that_cannot_run_here_is_refused(pushed, remote, host, monkeypatch, capsys):
     host("b", f"{remote.url}/bucket/prefix")
     monkeypatch.setattr(transfer, "why_not_linkable", lambda requires, abi: "needs GLIBC_9.99")
-    assert taken(build.make_request(pushed)) == []
+    assert taken(make_request(pushed)) == []
     assert "is not for this machine: needs GLIBC_9.99; it is not used" in capsys.readouterr().err
 
 

@@ -17,9 +17,10 @@ import pytest
 
 from flashinfer.cli import report
 from flashinfer.cli.report import rows
-from flashinfer.jit import build
-from flashinfer.jit.host import timeline
-from flashinfer.jit.host.timeline import Timeline, Unit, keep, memory, trace_events
+from flashinfer.jit import history
+from flashinfer.jit.build import make_request
+from flashinfer.jit.history import Timeline, Unit, keep, memory, trace_events
+from flashinfer.jit.resolve import resolve
 
 MIB = 1 << 20
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -77,7 +78,7 @@ def test_the_trace_is_in_the_trace_event_format():
 
 
 def test_every_build_leaves_a_trace_and_the_oldest_go(make_spec, workspace, monkeypatch):
-    monkeypatch.setattr(timeline, "KEPT", 2)
+    monkeypatch.setattr(history, "KEPT", 2)
     for name in ("one", "two", "three"):
         make_spec(name).build()
         (newest,) = workspace.glob(f"traces/*-{name}-{os.getpid()}.json")
@@ -90,9 +91,7 @@ def test_every_build_leaves_a_trace_and_the_oldest_go(make_spec, workspace, monk
 
 
 def test_a_failed_build_leaves_a_trace_too(make_spec, workspace):
-    (outcome,) = build.run(
-        [build.make_request(make_spec("bad", {"good.cc": "int x;\n", "bad.cc": "#error on purpose\n"}))]
-    )
+    (outcome,) = resolve([make_request(make_spec("bad", {"good.cc": "int x;\n", "bad.cc": "#error on purpose\n"}))])
     assert outcome.how == "failed"
     (trace,) = workspace.glob("traces/*-bad-*.json")
     spans = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
@@ -110,9 +109,9 @@ def outcome(
     name: str, how: str, timeline: Timeline | None = None, size: int = 4096, seconds: float = 2.0, why: str = ""
 ):
     artifact = SimpleNamespace(manifest={"size": size, "seconds": seconds}) if how != "failed" else None
-    tools = SimpleNamespace(identity={"cxx": "12.2.0", "nvcc": "release 13.0" if "cuda" in name else None})
-    target = SimpleNamespace(archs=("9.0a", "8.0") if "cuda" in name else ("x86-64-v3",))
-    request = SimpleNamespace(spec=SimpleNamespace(name=name), target=target, toolchain=tools)
+    identity = {"cxx": "12.2.0", "nvcc": "release 13.0" if "cuda" in name else None}
+    archs = ("9.0a", "8.0") if "cuda" in name else ("x86-64-v3",)
+    request = SimpleNamespace(spec=SimpleNamespace(name=name), archs=archs, identity=identity)
     error = SimpleNamespace(reason=why) if how == "failed" else None
     return SimpleNamespace(request=request, how=how, artifact=artifact, error=error, timeline=timeline)
 

@@ -20,10 +20,10 @@ import pytest
 from flashinfer import errors
 from flashinfer.cli.main import main
 from flashinfer.errors import BuildError, WorkspaceBuildError, WorkspaceError
-from flashinfer.jit import JitSpec, build, events, report, subscribe
-from flashinfer.jit.host import lock
+from flashinfer.jit import JitSpec, events, lock, report, subscribe
+from flashinfer.jit.build import failure, make_request
 from flashinfer.jit.machine import workspace as workspaces
-from flashinfer.jit.run import failure
+from flashinfer.jit.resolve import build_jit_specs, resolve
 
 from ..support.processes import answer, answering
 
@@ -125,10 +125,10 @@ def replace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_build_with_an_unusual_standard_error(replace, make_spec, monkeypatch, capsys):
     """With progress, verbose commands and a compiler that fails."""
     stream = replace()
-    monkeypatch.setattr("flashinfer.jit.host.progress.EVERY", 0.0)
+    monkeypatch.setattr("flashinfer.jit.history.EVERY", 0.0)
     good, bad = make_spec("good", answering(31)), make_spec("bad", {"unit.cc": "no C++\n"})
     with pytest.raises(BuildError, match="building module 'bad' failed: .*error") as caught:
-        build.build_jit_specs([bad, good], verbose=True)
+        build_jit_specs([bad, good], verbose=True)
     assert type(caught.value) is BuildError
     assert answer(good.build()) == 31
     assert capsys.readouterr().out == "", "text for standard error goes nowhere else"
@@ -205,7 +205,7 @@ def test_a_failing_display_is_not_called_again(make_spec, caplog):
         calls.append(progress)
         raise OSError(errno.EIO, "the terminal is gone")
 
-    (outcome,) = build.run([build.make_request(make_spec("tiny", answering(33)))], watch=display)
+    (outcome,) = resolve([make_request(make_spec("tiny", answering(33)))], watch=display)
     assert outcome.how == "built" and answer(outcome.artifact) == 33
     assert len(calls) == 1 and "the terminal is gone" in caplog.text
 
@@ -296,7 +296,7 @@ def test_all_output_goes_through_one_file():
 def test_a_wait_with_a_lost_terminal(monkeypatch):
     monkeypatch.setattr(lock, "FIRST_REPORT", 0.0)
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import sys\nfrom flashinfer.jit.host.lock import try_hold\nhold = try_hold('x', 'tiny')"
+        [sys.executable, "-c", "import sys\nfrom flashinfer.jit.lock import try_hold\nhold = try_hold('x', 'tiny')"
          "\nprint('held', flush=True)\nsys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert holder.stdout is not None and holder.stdout.readline() == b"held\n"

@@ -14,7 +14,7 @@ import pytest
 from flashinfer import env
 from flashinfer.errors import BuildError
 from flashinfer.jit import gen_jit_spec
-from flashinfer.jit.machine.environment import compiler_environment
+from flashinfer.jit.machine.toolchain import compiler_environment
 
 from ..support.processes import ROOT, answer, answering, python_path
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from flashinfer.errors import ToolchainError
-from flashinfer.jit.machine import identity, toolchain
-from flashinfer.jit.machine.identity import version_of
+from flashinfer.jit.machine import toolchain
 from flashinfer.jit.machine.toolchain import (
     find_cxx,
     find_ninja,
@@ -19,6 +18,7 @@ from flashinfer.jit.machine.toolchain import (
     find_python,
     find_toolchain,
     find_torch,
+    version_of,
 )
 
 
@@ -133,7 +133,7 @@ def test_ninja_without_an_executable(executable, monkeypatch):
 def test_a_truncated_answer_is_asked_for_again(tmp_path, monkeypatch, workspace):
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0")
     for text in ("", '["(vendor', "[]", "3", '"(ven"'):
-        monkeypatch.setattr(identity, "_answers", {})
+        monkeypatch.setattr(toolchain, "_answers", {})
         assert version_of(compiler) == "(vendor) 1.0"
         (answer,) = (workspace / "answers").iterdir()
         answer.write_text(text)
@@ -193,7 +193,7 @@ def test_a_compiler_is_asked_once_per_version(tmp_path, monkeypatch):
     log = tmp_path / "log"
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0", log)
     for _ in range(3):
-        monkeypatch.setattr(identity, "_answers", {})  # as in a new process
+        monkeypatch.setattr(toolchain, "_answers", {})  # as in a new process
         assert version_of(compiler) == "(vendor) 1.0"
     assert len(log.read_text().splitlines()) == 1
     fake(tmp_path / "cc", "cc (vendor) 2.0", log)

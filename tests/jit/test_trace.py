@@ -14,8 +14,8 @@ import pytest
 
 from flashinfer.cli.main import main
 from flashinfer.jit import JitSpec
-from flashinfer.jit.lookup import look_up
 from flashinfer.jit.modules.norm import gen_norm_module
+from flashinfer.jit.resolve import look_up
 from flashinfer.jit.specfile import RecordedSpec, merge, one_per_name, read_specs, write_specs
 from flashinfer.jit.specjson import to_json
 

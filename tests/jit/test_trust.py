@@ -12,9 +12,9 @@ import pytest
 
 from flashinfer.errors import ArtifactError
 from flashinfer.jit.artifact import MANIFEST, verified
-from flashinfer.jit.lookup import look_up
 from flashinfer.jit.machine import trust
 from flashinfer.jit.machine.workspace import workspace as get_workspace
+from flashinfer.jit.resolve import look_up
 
 SOMEBODY = 12345  # neither root nor the user of the tests nor the owner of the package
 PLACES = {

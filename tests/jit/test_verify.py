@@ -11,8 +11,8 @@ import pytest
 
 from flashinfer.cli.main import main
 from flashinfer.jit import JitSpec
+from flashinfer.jit.artifact import publish
 from flashinfer.jit.modules.norm import gen_norm_module
-from flashinfer.jit.publish import publish
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.specjson import to_json
 

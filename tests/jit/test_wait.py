@@ -13,18 +13,17 @@ from contextlib import suppress
 import pytest
 
 from flashinfer.errors import BuildError, JitTimeoutError
-from flashinfer.jit import subscribe
-from flashinfer.jit.build import make_request, run
-from flashinfer.jit.host import lock
-from flashinfer.jit.host.history import estimate
-from flashinfer.jit.host.lock import Hold, try_hold, wait
-from flashinfer.jit.lookup import look_up
+from flashinfer.jit import lock, subscribe
+from flashinfer.jit.build import make_request
+from flashinfer.jit.history import estimate
+from flashinfer.jit.lock import Hold, try_hold, wait
+from flashinfer.jit.resolve import look_up, resolve
 
 from ..support.processes import Compiler, answering, end, in_a_thread, owners, start, until
 
 HOLD = """
     import os, sys, time
-    from flashinfer.jit.host.lock import try_hold
+    from flashinfer.jit.lock import try_hold
     hold = try_hold(sys.argv[1], "slow")
     hold.tell(done=3, total=7)
     print("held", flush=True)
@@ -33,7 +32,7 @@ HOLD = """
 BUILD = """
     import sys
     from flashinfer.jit import gen_jit_spec
-    from flashinfer.jit.host import lock
+    from flashinfer.jit import lock
     lock.PATIENCE = 1.0
     print("built", gen_jit_spec(sys.argv[1], [sys.argv[2]]).build().path)
 """
@@ -121,7 +120,7 @@ def test_the_deadline_of_a_build(make_spec, holder, workspace, monkeypatch):
     taken, free = make_spec("taken"), make_spec("free")
     workspace.mkdir()
     holder(f"{make_request(taken).build_key} {workspace.resolve()}", 600)
-    outcomes = run([make_request(taken), make_request(free)])
+    outcomes = resolve([make_request(taken), make_request(free)])
     assert [outcome.how for outcome in outcomes] == ["failed", "built"]
     assert isinstance(outcomes[0].error, JitTimeoutError) and isinstance(outcomes[0].error, BuildError)
     with pytest.raises(JitTimeoutError):
@@ -176,7 +175,7 @@ def test_a_published_artifact_ends_a_wait(make_spec, holder, workspace, capsys):
     other = start(BUILD, spec.name, spec.source_paths()[0], **elsewhere)
     holder(f"{request.build_key} {workspace.resolve()}", 600)
     began = time.monotonic()
-    assert run([request])[0].how == "reused" and time.monotonic() - began < 3000
+    assert resolve([request])[0].how == "reused" and time.monotonic() - began < 3000
     assert "built " in end(other)
 
 
@@ -240,7 +239,7 @@ def test_an_unreadable_lock(text, tmp_path, capsys, monkeypatch):
 
 LEAK = """
     import os, subprocess, sys
-    from flashinfer.jit.host.lock import try_hold
+    from flashinfer.jit.lock import try_hold
     hold = try_hold(sys.argv[1], "slow")
     path = os.path.realpath(hold.lock.lock_file)
     (descriptor,) = (int(fd) for fd in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{fd}") == path)
@@ -263,10 +262,8 @@ def test_a_lock_that_outlives_its_owner(holder, monkeypatch, capsys):
 def test_a_build_reports_its_progress(make_spec, tmp_path, monkeypatch):
     """Modules, files and the expected time are reported before any compiler runs, and then the progress."""
     said: list[str] = []
-    monkeypatch.setattr(
-        "flashinfer.jit.host.progress.say", lambda text: (said.append(text), before.append(compiler.started))
-    )
-    monkeypatch.setattr("flashinfer.jit.host.progress.EVERY", 0.5)
+    monkeypatch.setattr("flashinfer.jit.history.say", lambda text: (said.append(text), before.append(compiler.started)))
+    monkeypatch.setattr("flashinfer.jit.history.EVERY", 0.5)
     compiler, before = Compiler(tmp_path, 1.2), list[int]()
     monkeypatch.setenv("CXX", str(compiler.path))
     make_spec("spoken", {"a.cc": "int a;\n", "b.cc": "int b;\n"}).build()
@@ -300,7 +297,7 @@ def test_unreadable_history_is_no_history(text, make_spec, workspace):
 def test_a_build_leaves_a_timeline(make_spec, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(Compiler(tmp_path, 0.3).path))
     monkeypatch.setenv("MAX_JOBS", "1")
-    (outcome,) = run([make_request(make_spec("timed", {"a.cc": "int a;\n", "b.cc": "int b;\n"}))])
+    (outcome,) = resolve([make_request(make_spec("timed", {"a.cc": "int a;\n", "b.cc": "int b;\n"}))])
     assert outcome.timeline.jobs == 1 and outcome.timeline.pid == os.getpid()
     units = {(unit.kind, unit.name): unit for unit in outcome.timeline.units}
     assert {("compile", "a.o"), ("compile", "b.o"), ("link", "timed.so")} <= units.keys()
@@ -314,7 +311,7 @@ def test_a_wait_is_in_the_timeline(slow_build, monkeypatch):
     spec, builder = slow_build
     monkeypatch.setattr(lock, "PATIENCE", 0.5)
     os.kill(builder.pid, signal.SIGSTOP)
-    (outcome,) = run([make_request(spec)])
+    (outcome,) = resolve([make_request(spec)])
     kinds = [unit.kind for unit in outcome.timeline.units]
     # On a loaded machine, the module's own compilers may wait for memory too.
     assert kinds[0] == "wait" and [kind for kind in kinds if kind != "wait"] == ["compile", "link"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-from flashinfer.jit import build_jit_specs, closure
-from flashinfer.jit.machine import identity
+from flashinfer.jit import build_jit_specs
+from flashinfer.jit import spec as spec_module
+from flashinfer.jit.machine import toolchain
 from flashinfer.jit.modules.norm import gen_norm_module
 
 MODULES = 20
@@ -25,7 +26,7 @@ USE = """
     for spec in specs:
         spec.build_and_load()
     on = False
-    tools = ("flashinfer.jit.build", "flashinfer.jit.ninja", "flashinfer.jit.host.lock", "filelock", "jinja2", "flashinfer.jit.elf")
+    tools = ("flashinfer.jit.build", "flashinfer.jit.ninja", "flashinfer.jit.lock", "filelock", "jinja2", "flashinfer.jit.elf")
     loaded = sum(1 for path in torch.ops.loaded_libraries if "/warm_" in path)
     print(json.dumps([effects, [name for name in tools if name in sys.modules], loaded]))
 """
@@ -33,7 +34,7 @@ USE = """
 
 def test_twenty_modules(make_spec, python, tmp_path, monkeypatch):
     # As in a new process, the compiler's version is asked and stored in this workspace.
-    monkeypatch.setattr(identity, "_answers", {})
+    monkeypatch.setattr(toolchain, "_answers", {})
     specs = []
     for number in range(MODULES):
         name = f"warm_{number}"
@@ -48,15 +49,15 @@ def test_twenty_modules(make_spec, python, tmp_path, monkeypatch):
 
 def test_a_shared_header_is_read_once(monkeypatch):
     """A thousand specs of one family share a few dozen files."""
-    monkeypatch.setattr(closure, "_seen", {})
-    monkeypatch.setattr(closure, "_SETTLED", -1e18)
+    monkeypatch.setattr(spec_module, "_seen", {})
+    monkeypatch.setattr(spec_module, "_SETTLED", -1e18)
     read: list[str] = []
 
     def counting(path, mode):
         read.append(path)
         return open(path, mode)
 
-    monkeypatch.setattr(closure, "open", counting, raising=False)
+    monkeypatch.setattr(spec_module, "open", counting, raising=False)
     wide = gen_norm_module("cpu")
     keys = {
         wide.covering({"dtype": [dtype], "head_dim": [number]}).key

@@ -9,8 +9,8 @@ import pytest
 
 from flashinfer.cli import usage
 from flashinfer.cli.main import main
-from flashinfer.jit.lookup import look_up
 from flashinfer.jit.module import JitSpec
+from flashinfer.jit.resolve import look_up
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.specjson import to_json
 

@@ -13,8 +13,8 @@ from flashinfer import jit
 from flashinfer._attention.signature import Setting
 from flashinfer.jit.machine.toolchain import find_cxx, find_nvcc
 from flashinfer.jit.modules._attention import BUILTIN_TENSORS
+from flashinfer.jit.ninja import render_config
 from flashinfer.jit.spec import TORCH_ABI
-from flashinfer.jit.template import render_config
 
 # As a user of FlashInfer writes it: sigmoid(q . k * logits_scale + sigmoid_bias) instead of softmax.
 FLASH_SIGMOID = r"""

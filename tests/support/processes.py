@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flashinfer.jit.worker.procfs import trouble
+from flashinfer.jit.worker import trouble
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flashinfer.jit.host.lock import Hold
+from flashinfer.jit.artifact import Artifact
 from flashinfer.jit.remote import transfer
 
 from .object_store import ObjectStore
@@ -38,7 +38,7 @@ def place_of(remote: ObjectStore) -> str:
 
 def taken(*requests) -> list:
     """Return the artifacts of modules in the stores, with the modules' locks held."""
-    return list(transfer.fetched({request: Hold("x") for request in requests}))
+    return [found for _, found in transfer.fetched(requests) if isinstance(found, Artifact)]
 
 
 def flipped(data: bytes, at: int) -> bytes:

@@ -13,21 +13,20 @@ from ..support.tree import ROOT
 PACKAGE = ROOT / "flashinfer"
 # Layer, by folder -> layers that it may import. A file of the package itself is in the layer "". All import
 # the ground.
-GROUND = {"env", "errors", "jit/events", "jit/process", "jit/report", "jit/spec", "jit/closure"}
+GROUND = {"env", "errors", "jit/events", "jit/process", "jit/report", "jit/spec"}
 LAYERS = {
     "ground": set[str](),
     "jit/machine": {"ground"},
     "jit/worker": set(),
-    "jit/host": {"ground", "jit/machine", "jit/worker"},
-    "jit": {"ground", "jit/machine", "jit/host", "jit/worker", "jit/modules"},
-    "jit/cluster": {"ground", "jit", "jit/machine", "jit/host", "jit/worker"},
+    "jit": {"ground", "jit/machine", "jit/worker", "jit/modules"},
+    "jit/cluster": {"ground", "jit", "jit/machine", "jit/worker"},
     "jit/modules": {"ground", "jit", "jit/machine"},
     "_ops": {"ground", "jit"},
     "_compat": {"ground"},
     "_attention": {"ground", "jit", "jit/machine", "jit/modules", "_ops", ""},
     "": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_attention", "_compat"},
     "integrations": {"ground", "jit", "jit/modules", "", "_ops", "_attention"},
-    "cli": {"ground", "jit", "jit/cluster", "jit/machine", "jit/host", "jit/modules", ""},
+    "cli": {"ground", "jit", "jit/cluster", "jit/machine", "jit/modules", ""},
 }
 # Files that may know attention: its families and their shared parts.
 ATTENTION = {

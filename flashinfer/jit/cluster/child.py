@@ -18,10 +18,11 @@ from typing import Any
 
 from ... import env
 from ...errors import BuildError, FlashInferError
-from .. import build
+from ..build import make_request
 from ..machine.target import Target
 from ..machine.workspace import workspace
 from ..module import JitSpec
+from ..resolve import resolve
 from ..spec import digest
 from ..specjson import from_json
 from .job import marked, tool_paths
@@ -57,10 +58,10 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     spec = from_json(JitSpec, {**job["spec"], "own": own}, folder)
     if spec.key != job["key"]:
         return {"again": f"its copy of the files of {spec.name!r} differs from the files sent", "unfit": True}
-    request = build.make_request(spec, target=Target(spec.backend, tuple(job["archs"]), True), key=job["key"])
+    request = make_request(spec, target=Target(spec.backend, tuple(job["archs"]), True), key=job["key"])
     if request.build_key != job["build_key"]:
         return {"again": "its compiler has changed since it was asked", "unfit": True}
-    (outcome,) = build.run([request], jobs=job["jobs"], watch=lambda progress: None)
+    (outcome,) = resolve([request], jobs=job["jobs"], watch=lambda progress: None)
     if outcome.artifact is not None:
         timeline = asdict(outcome.timeline) if outcome.timeline is not None else None
         return {"how": outcome.how, "directory": str(outcome.artifact.directory), "timeline": timeline}

@@ -22,20 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ArtifactError, BuildError, ClusterError, DependencyError, FlashInferError
-from .. import build
-from ..artifact import MANIFEST, Artifact, read, verified
+from .. import history
+from ..artifact import MANIFEST, Artifact, publish, read, verified
 from ..events import emit
-from ..host import timeline
-from ..host.progress import Progress, Watch
-from ..host.timeline import Timeline, Unit
-from ..machine.identity import Identity
+from ..history import Progress, Timeline, Unit, Watch
+from ..lookup import BuildRequest
 from ..machine.target import Target, narrowed
-from ..machine.toolchain import Toolchain, find_toolchain, find_torch
+from ..machine.toolchain import Identity, Toolchain, find_toolchain, find_torch
 from ..machine.trust import make_directories
 from ..machine.workspace import scratch, workspace, write_atomically
-from ..publish import publish
 from ..report import guarded, say
-from ..run import Outcome, Request
+from ..resolve import Outcome, reused
 from ..spec import Spec, digest
 from . import tasks
 from .job import PROTOCOL, Job, Tools, described, packed, tools_of, unmarked
@@ -70,7 +67,7 @@ class _Task:
 
     address: str
     then: Callable[[Any], None]
-    request: Request | None = None
+    request: BuildRequest | None = None
 
 
 class Fleet:
@@ -103,10 +100,10 @@ class Fleet:
         with suppress(Exception):
             self.client.close(timeout=5)
 
-    def request(self, spec: Spec, destination: Path, target: Target) -> Request:
+    def request(self, spec: Spec, destination: Path, target: Target) -> BuildRequest:
         """Return a build request that uses this machine's tools, or else those that most workers share."""
         target = narrowed(target, spec.archs, spec.name)
-        return Request(spec, target, self._toolchain(spec.backend), spec.key, destination)
+        return BuildRequest(spec, target, self._toolchain(spec.backend), spec.key, destination)
 
     def _toolchain(self, backend: str) -> Toolchain:
         mine = tools_of(backend)
@@ -148,7 +145,7 @@ class Fleet:
         )
 
     def run(
-        self, requests: Sequence[Request], watch: Watch, verbose: bool = False, jobs: int | None = None
+        self, requests: Sequence[BuildRequest], watch: Watch, verbose: bool = False, jobs: int | None = None
     ) -> list[Outcome]:
         """Build and publish all requests. A failure does not stop the other builds.
 
@@ -165,19 +162,19 @@ class _Building:
     """One run: ``workers`` by address, ``tasks`` by Dask's future, and modules ``waiting`` for a worker."""
 
     def __init__(
-        self, fleet: Fleet, requests: Sequence[Request], watch: Watch, verbose: bool, compilers: int | None
+        self, fleet: Fleet, requests: Sequence[BuildRequest], watch: Watch, verbose: bool, compilers: int | None
     ) -> None:
         self.fleet, self.requests = fleet, requests
         self.watch = guarded(watch)
         self.verbose, self.compilers = verbose, compilers
-        self.outcomes = {one: outcome for one in requests if (outcome := build.reused(one)) is not None}
+        self.outcomes = {one: outcome for one in requests if (outcome := reused(one)) is not None}
         self.jobs = {request: Job(request) for request in requests if request not in self.outcomes}
         self.files = {name: sha256 for job in self.jobs.values() for name, sha256 in job.tree.items()}
         self.contents = {name: data for job in self.jobs.values() for name, data in job.contents.items()}
         # The longest modules start first: a long one that starts last would leave all other workers idle.
         self.waiting = sorted(self.jobs, key=lambda request: -request.steps)
         self.workers, self.tasks = dict[str, _Worker](), dict[Any, _Task]()
-        self.attempts = Counter[Request]()
+        self.attempts = Counter[BuildRequest]()
         self.ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress = Progress(sum(one.steps for one in self.jobs), left=tuple(one.spec.name for one in self.jobs))
         self.timeline, self.lanes = Timeline(time.time(), fleet.address, os.getpid(), 0), dict[tuple[str, int], int]()
@@ -191,7 +188,7 @@ class _Building:
             with suppress(queue.Empty):
                 self._take(self.ended.get(timeout=TICK))
             self.watch(self.progress)
-        timeline.keep(self.timeline, workspace())
+        history.keep(self.timeline, workspace())
         return [self.outcomes[request] for request in self.requests]
 
     def _meet(self, present: dict[str, int]) -> None:
@@ -231,7 +228,7 @@ class _Building:
             f" {self.fleet.wait:g} s: wanted {wanted}; {there or 'there are no workers'}"
         )
 
-    def _send(self, address: str, then: Callable[[Any], None], request: Request | None, *call: Any) -> None:
+    def _send(self, address: str, then: Callable[[Any], None], request: BuildRequest | None, *call: Any) -> None:
         name = f"flashinfer-{request.spec.name if request else call[0].__name__}-{uuid.uuid4().hex[:12]}"
         future = self.fleet.client.submit(*packed(*call), workers=[address], key=name, pure=False)
         self.workers[address].free -= 1
@@ -265,7 +262,7 @@ class _Building:
         if task.request is not None:
             self._retry(task.request, why)
 
-    def _retry(self, request: Request, why: str) -> None:
+    def _retry(self, request: BuildRequest, why: str) -> None:
         if self.attempts[request] < ATTEMPTS:
             self.waiting.append(request)  # last: if it kills workers, the other modules are built first
         else:
@@ -294,7 +291,7 @@ class _Building:
     def _ready(self, address: str, able: tuple[str, ...], _: object) -> None:
         self.workers[address].backends = able
 
-    def _made(self, request: Request, address: str, answer: dict[str, Any]) -> None:
+    def _made(self, request: BuildRequest, address: str, answer: dict[str, Any]) -> None:
         name = request.spec.name
         if self.verbose:
             say(f"{name} on {address}:\n{answer.get('said', '')}")
@@ -315,17 +312,17 @@ class _Building:
             self._record(address, answer["timeline"])
         if answer["how"] == "built":
             emit("compile", name, ms=artifact.manifest["seconds"] * 1e3)
-        self._finish(Outcome(request, answer["how"], artifact, timeline=self.timeline))
+        self._finish(request, Outcome(request, answer["how"], artifact, timeline=self.timeline))
 
-    def _fail(self, error: BuildError, request: Request) -> None:
-        self._finish(Outcome(request, "failed", error=error, timeline=self.timeline))
+    def _fail(self, error: BuildError, request: BuildRequest) -> None:
+        self._finish(request, Outcome(request, "failed", error=error, timeline=self.timeline))
 
-    def _finish(self, outcome: Outcome) -> None:
-        self.outcomes[outcome.request] = outcome
-        self.progress.done += outcome.request.steps
+    def _finish(self, request: BuildRequest, outcome: Outcome) -> None:
+        self.outcomes[request] = outcome
+        self.progress.done += request.steps
         self.progress.left = tuple(one.spec.name for one in self.jobs if one not in self.outcomes)
 
-    def _error(self, request: Request, told: dict[str, str]) -> BuildError:
+    def _error(self, request: BuildRequest, told: dict[str, str]) -> BuildError:
         """Return a compiler's error with this machine's paths. Write its log where a local build would."""
         told = {name: unmarked(text, self.jobs[request].places) for name, text in told.items()}
         log = workspace() / "build" / f"{request.build_key[:16]}-cluster" / request.spec.name / "build.log"
@@ -340,7 +337,7 @@ class _Building:
             self.timeline.units.append(replace(unit, lane=lane))
 
 
-def accepted(request: Request, fields: dict[str, Any], manifest: dict[str, Any], library: bytes) -> Artifact:
+def accepted(request: BuildRequest, fields: dict[str, Any], manifest: dict[str, Any], library: bytes) -> Artifact:
     """Check the artifact that a worker sent, and publish it at its destination.
 
     Raises:
@@ -349,7 +346,7 @@ def accepted(request: Request, fields: dict[str, Any], manifest: dict[str, Any],
     """
     name, archs = request.spec.name, [*request.target.archs]
     keys = {"key": request.key, "build_key": request.build_key}
-    wanted = {**fields, **keys, "archs": archs, "toolchain": request.toolchain.identity}
+    wanted = {**fields, **keys, "archs": archs, "toolchain": request.identity}
     make_directories(request.destination.parent)
     with scratch(request.destination.parent, ".cluster.") as folder:
         directory = folder / name

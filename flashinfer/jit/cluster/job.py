@@ -15,10 +15,9 @@ from typing import Any
 
 from ... import env
 from ...errors import ClusterError, ToolchainError
-from ..closure import closure
+from ..lookup import BuildRequest
 from ..machine.toolchain import Toolchain, find_toolchain
-from ..run import Request
-from ..spec import digest
+from ..spec import closure, digest
 from ..specjson import to_json
 
 PROTOCOL = 1  # increase it when a message changes its meaning
@@ -47,7 +46,7 @@ class Job:
     ``contents`` has the bytes of both by digest.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: BuildRequest) -> None:
         spec, root = request.spec, env.data_root() + os.sep
         plain = to_json(spec)
         self.request, self.plain = request, plain

@@ -15,7 +15,7 @@ from .. import process
 from ..machine.toolchain import find_python
 from ..machine.workspace import workspace, write_atomically
 from ..spec import BACKENDS, digest
-from ..worker.notes import file_digest
+from ..worker import file_digest
 from .job import PROTOCOL, tools_of
 
 POLL = 0.1  # seconds between two checks that a client still waits for the module

@@ -184,7 +184,7 @@ _RUNTIME = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstd
 def why_not_linkable(requires: Mapping[str, str], torch_abi: Iterable[int]) -> str | None:
     """Return why this process's C and C++ libraries or torch are too old for a binary, or ``None``.
 
-    ``requires``: see ``publish.elf_requirements``. A library that is not loaded yet is not checked.
+    ``requires``: see ``artifact.elf_requirements``. A library that is not loaded yet is not checked.
     """
     for name in filter(_RUNTIME.get, requires):
         with suppress(OSError):

@@ -1,22 +1,33 @@
-"""Lookup of build tools and of their versions. No compiler runs twice for one answer."""
+"""Build tools: where they are, their versions, and their environment. No compiler runs twice for one answer.
+
+Versions change the bytes of an artifact. Compilers get the environment variables listed here, and no others,
+because they read many that no key covers: ``LD_RUN_PATH`` changes libraries, ``PTXAS_FLAGS`` changes GPU code,
+``COMPILER_PATH`` selects other programs. Flags are added by ``FLASHINFER_EXTRA_*``. A launcher gets another
+variable by ``env NAME=VALUE`` in the variable that names the launcher.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ... import env
 from ...errors import ToolchainError
+from .. import process
 from . import trust
-from .identity import Identity, identity_of
+from .workspace import workspace_root, write_atomically
 
 
 @dataclass(frozen=True)
@@ -160,3 +171,95 @@ def _trusted(program: str, named_by: str = "") -> str:
     if refusal is not None and (named_by or folders[-1] not in _interpreter_folders()):
         raise ToolchainError(f"{named_by}{program!r} is not run: {refusal}")
     return program
+
+
+Identity = dict[str, str | bool | None]
+
+_answers: dict[str, str] = {}
+
+
+def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
+    # Every supported torch has this ABI. Existing keys contain it, so it stays until the next spec.FORMAT.
+    return {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None, "cxx11_abi": True}
+
+
+def version_of(program: str, writes: bool = True) -> str:
+    """Return a compiler's version without its name, because ``g++`` and ``c++`` may be the same compiler."""
+    try:
+        key = _fingerprint(program)
+    except OSError:
+        return _ask_version(program)
+    if key not in _answers:
+        file = workspace_root() / "answers" / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
+        try:
+            (_answers[key],) = json.loads(file.read_bytes())  # a truncated file raises
+        except (OSError, ValueError, TypeError):
+            _answers[key] = _ask_version(program)
+            if writes:
+                with suppress(OSError):  # the next process asks again
+                    write_atomically(file, json.dumps([_answers[key]]).encode())
+    return _answers[key]
+
+
+def _ask_version(program: str) -> str:
+    command, variables = [program, "--version"], compiler_environment()
+    try:
+        run = process.run(command, timeout=60, env=variables)
+        run.check_returncode()
+    except (OSError, subprocess.SubprocessError) as err:
+        detail = getattr(err, "stderr", "") or str(err)
+        raise ToolchainError(f"{' '.join(command)} does not answer: {detail.strip()}") from None
+    lines = [line.strip() for line in run.stdout.splitlines() if line.strip()]
+    release = [line for line in lines if line.startswith("Cuda compilation tools")]
+    # nvcc prints its version near the end, g++ and clang++ in the first line after their name.
+    return release[0] if release else re.sub(r"^\S+\s+", "", lines[0]) if lines else "unknown"
+
+
+def _fingerprint(path: str) -> str:
+    """Return text that identifies a program on disk. A script's text includes the programs that it names."""
+    real = os.path.realpath(path)
+    parts = [_stamp(real)]
+    if os.path.getsize(real) < 65536:
+        text = Path(real).read_bytes()
+        parts.append(hashlib.sha256(text).hexdigest())
+        named = sorted({os.fsdecode(word) for word in re.findall(rb"/[\w./+-]+", text)})
+        parts += map(_stamp, filter(shutil.which, named if text.startswith(b"#!") else []))
+    return "|".join(parts)
+
+
+def _stamp(path: str) -> str:
+    status = os.stat(path)
+    return f"{path}:{status.st_size}:{status.st_mtime_ns}"
+
+
+# Programs find each other, their libraries, files and user by these. No compiler writes them into its output.
+_ALLOWED = {
+    "PATH", "LD_LIBRARY_PATH", "HOME", "USER", "LOGNAME", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME",
+}  # fmt: skip
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}  # in lower or upper case
+# Variables of caching and distributing launchers and of their stores. No compiler reads them.
+_LAUNCHERS = ("CCACHE_", "SCCACHE_", "ICECC_", "DISTCC_", "AWS_", "AZURE_", "GOOGLE_", "ACTIONS_")
+# The command, not a variable, selects the compiler that a launcher starts.
+_OTHER_COMPILERS = {
+    "CCACHE_CC", "CCACHE_COMPILER", "CCACHE_COMPILERTYPE", "CCACHE_PREFIX", "CCACHE_PREFIX_CPP",
+    "ICECC_CC", "ICECC_CXX",
+}  # fmt: skip
+
+
+def compiler_environment(folder: str | Path = "") -> dict[str, str]:
+    """Return the environment of compilers.
+
+    They may write below ``folder`` if there is no temporary directory.
+    """
+    allowed = {name: value for name, value in os.environ.items() if _is_allowed(name)}
+    if (temporary := env.temporary_dir() or folder) != "":
+        allowed["TMPDIR"] = str(temporary)
+    # __DATE__ is the same in every build, and messages are in English.
+    return allowed | {"LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
+
+
+def _is_allowed(name: str) -> bool:
+    if name in _OTHER_COMPILERS:
+        return False
+    return name in _ALLOWED or name.lower() in _PROXIES or name.startswith(_LAUNCHERS)

@@ -15,9 +15,8 @@ from itertools import product
 from pathlib import Path
 
 from ... import env
-from ..closure import closure
 from ..module import JitSpec
-from ..spec import BACKENDS, Value, digest
+from ..spec import BACKENDS, Value, closure, digest
 from . import DTYPE_AXIS, PROFILER_AXIS, Axis, Matrix, Values, one_of, some_of, words
 from ._family import arch_kernels, family_spec
 

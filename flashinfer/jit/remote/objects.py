@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import ArtifactError
-from ..artifact import MANIFEST, Artifact, build_key, read, sealed, verified
+from ..artifact import MANIFEST, Artifact, build_key, publish, read, sealed, verified
 from ..machine import trust
 from ..machine.target import Target
 from ..machine.workspace import scratch
-from ..publish import publish
 from .signing import Signer, is_signature, shown
 
 MAGIC = b"flashinfer object 1\n"

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ... import env
 from ...errors import ArtifactError
-from .. import frozen
 from ..artifact import Artifact
-from ..capture import WARM_UP, refuse_capture
 from ..events import emit
-from ..host.lock import Hold, try_hold, wait
-from ..lookup import Lookup, Machine, look_up, workspace_directory
+from ..lookup import Answers, BuildRequest, Rejected, Request
 from ..machine.target import why_not_linkable
-from ..machine.workspace import workspace
-from ..run import Outcome, Request
 from ..spec import Spec
 from .objects import Wanted, install, pack, pointer, unpack, wanted_of
 from .signing import Signer, signer, trusted_keys
@@ -92,52 +87,22 @@ def linkable(found: Artifact) -> str | None:
     return why_not_linkable(found.manifest["requires"], found.manifest["torch_abi"])
 
 
-def fetched(holds: dict[Request, Hold]) -> dict[Request, Outcome]:
-    """Fetch modules whose locks this process holds, and remove them from ``holds``."""
-
-    def one(request: Request) -> Artifact | None:
-        return fetch(among, Wanted(request.spec.name, request.key, request.build_key), request.destination, linkable)
-
-    among, outcomes = stores(), dict[Request, Outcome]()
-    with ThreadPoolExecutor(min(AT_ONCE, len(holds))) as pool:
-        for request, found in zip(tuple(holds), pool.map(one, tuple(holds)), strict=True):
-            if found is not None:
-                outcomes[request] = Outcome(request, "reused", found)
-                holds.pop(request).release()
-    return outcomes
+def fetched(requests: Sequence[Request]) -> Answers:
+    """Fetch modules whose locks this process holds."""
+    among = stores()
+    nowhere = Rejected((f"none is in the stores {', '.join(one.url for one in among)}",))
+    with ThreadPoolExecutor(min(AT_ONCE, len(requests))) as pool:
+        for request, found in zip(requests, pool.map(partial(_fetched, among), requests), strict=True):
+            yield request, nowhere if found is None else found
 
 
-def without_building(spec: Spec, lookup: Lookup) -> Lookup:
-    """Fetch a module that this host cannot or must not build.
-
-    Without success, name the stores in the reason.
-    """
-    here = Machine(spec)
-    if here.target is None or (here.identity is not None and frozen.forbidden_by() is None):
-        return lookup  # fetched later under its lock like any other module, see `fetched`
-    refuse_capture(f"module {spec.name!r} would be fetched", WARM_UP)
-    root, build = workspace(), here.build_key(lookup.key)
-    lock = f"{build or lookup.key} {root.resolve()}"  # the lock of a build
-
-    def place(of: str) -> Path:
-        return workspace_directory(root, spec, lookup.key, of)
-
-    def refusal(one: Artifact) -> str | None:
-        return here.refuses(one)
-
-    hold = try_hold(lock, spec.name) or wait(lock, spec.name, lambda: look_up(spec).artifact is not None)
-    try:
-        found = look_up(spec).artifact
-        among = stores()
-        if found is None and build:
-            found = fetch(among, Wanted(spec.name, lookup.key, build), place(build), refusal)
-        elif found is None:
-            found = fetch_default(among, spec, lookup.key, here.target.archs, place, refusal)
-    finally:
-        if hold is not None:
-            hold.release()
-    asked = f"none is in the stores {', '.join(one.url for one in among)}"
-    return replace(lookup, artifact=found, reasons=(lookup.reason, asked))
+def _fetched(among: Sequence[Store], request: Request) -> Artifact | None:
+    """Fetch the build of a request, or without tools any build for its archs."""
+    name, key, build = request.spec.name, request.key, request.build_key
+    refusal = linkable if isinstance(request, BuildRequest) else request.refuses
+    if build:
+        return fetch(among, Wanted(name, key, build), request.place(build), refusal)
+    return fetch_default(among, request.spec, key, request.archs, request.place, refusal)
 
 
 def push(one: Store, found: Artifact, sign: Signer | None) -> str:

@@ -21,8 +21,8 @@ if not __package__:  # started by its path: import the files next to it as a pac
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     __package__ = "worker"
 
-from .notes import RUN, UNIT, file_digest, inputs_digest, is_made
-from .slots import POLL, share, take_slot
+from . import RUN, UNIT, file_digest, inputs_digest, is_made, share
+from .slots import POLL, take_slot
 
 
 def main() -> int:

@@ -9,52 +9,13 @@ every compiler.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-from .notes import read_note, write_note
-from .procfs import available_memory, resident, trouble
+from . import available_memory, open_lock, read_note, resident, trouble, try_lock, write_note
 
 POLL = 0.02  # seconds between two attempts
-
-
-def try_lock(descriptor: int) -> bool:
-    """Lock an open file if it is free, and return whether this process holds the lock.
-
-    Raises:
-        OSError: this file system has no locks, which does not mean that another process holds it.
-    """
-    with suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def open_lock(path: str | os.PathLike[str]) -> int:
-    """Open or create a lock file. Other processes of this user can open it too, whatever the umask."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with suppress(OSError):
-        os.fchmod(descriptor, 0o600)
-    return descriptor
-
-
-def share(descriptor: int) -> None:
-    """Hold a shared lock on a file until it is closed. See :func:`is_shared`."""
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def is_shared(path: str | os.PathLike[str]) -> bool:
-    """Return whether a process holds a lock on a file. The answer is yes on a file system without locks."""
-    with suppress(OSError), open(path) as file:
-        try:
-            return not try_lock(file.fileno())
-        except OSError:
-            return True
-    return False
 
 
 def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] = lambda: None) -> int:

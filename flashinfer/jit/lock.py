@@ -24,14 +24,12 @@ from weakref import WeakValueDictionary
 
 from filelock import FileLock, Timeout
 
-from ... import env
-from ...errors import JitTimeoutError, ReentrantBuildError
-from ..events import emit
-from ..machine import trust
-from ..report import say
-from ..worker.notes import read_note_at, write_note
-from ..worker.procfs import trouble
-from ..worker.slots import open_lock, try_lock
+from .. import env
+from ..errors import JitTimeoutError, ReentrantBuildError
+from .events import emit
+from .machine import trust
+from .report import say
+from .worker import open_lock, read_note_at, trouble, try_lock, write_note
 
 FIRST_REPORT, NEXT_REPORTS = 10.0, 30.0  # seconds of waiting before a report, and between later ones
 PATIENCE = 30.0  # seconds that an owner may be stopped, or gone without its lock, before others build

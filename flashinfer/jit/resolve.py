@@ -1,0 +1,297 @@
+"""Resolution of requests to artifacts: the order of the sources, and the lock under which a module is made.
+
+``look_up`` asks the sources that only read. ``resolve`` then asks all of them under the module's lock, because
+another process may have made the module meanwhile. So one process of a machine fetches or builds a module,
+and the others wait for it. A process that finds all its modules imports no part of fetches and builds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import env
+from ..errors import BuildError, JitFrozenError, JitTimeoutError, ReentrantBuildError, ToolchainError
+from . import frozen, process
+from .artifact import Artifact
+from .events import emit
+from .frozen import WARM_UP, refuse_capture
+from .lookup import (
+    Answers,
+    AotDirectories,
+    Builder,
+    BuildRequest,
+    Machine,
+    Needs,
+    Rejected,
+    Request,
+    Source,
+    Workspace,
+)
+from .machine.workspace import roots
+from .spec import Spec
+
+if TYPE_CHECKING:
+    from .build import Session
+    from .history import Timeline, Watch
+    from .lock import Hold
+
+AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 open files
+
+
+class Remote(Source):
+    """Stores of ``FLASHINFER_STORE``. They fetch several artifacts at once."""
+
+    def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
+        if holds and env.STORE.is_set:
+            from .remote.transfer import fetched
+
+            yield from fetched(tuple(holds))
+
+
+class Build(Source):
+    """Compilers of this machine. They build all modules in one run."""
+
+    def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
+        builds = {one if isinstance(one, BuildRequest) else permitted(one): one for one in holds}
+        for made, answer in build({made: holds[one] for made, one in builds.items()}) if builds else ():
+            yield builds[made], answer
+
+
+SOURCES: tuple[Source, ...] = (AotDirectories(), Workspace(), Remote(), Build())
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Result of a lookup: the artifact or ``None``, a reason per rejected candidate, key and time."""
+
+    artifact: Artifact | None
+    reasons: tuple[str, ...]
+    key: str = ""
+    ms: float = 0.0
+
+    @property
+    def reason(self) -> str:
+        directories = ", ".join(str(path) for path in (*env.aot_dirs(), *roots()))
+        return "; ".join(self.reasons) or f"no artifact of that name is in {directories}"
+
+
+class Outcome:
+    """The result of a request.
+
+    ``how``: ``ready``, ``reused`` (made by another process or for another directory, or fetched), ``built`` or
+    ``failed``. ``timeline``: that of its build.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        how: str,
+        artifact: Artifact | None = None,
+        error: BuildError | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.request, self.how, self.artifact, self.error, self.timeline = request, how, artifact, error, timeline
+
+
+def look_up(spec: Spec, needs: Needs | None = None, machine: Machine | None = None) -> Lookup:
+    """Return the artifact that a load would use. The arguments are those of :class:`.lookup.Request`."""
+    return ask(Request(spec, needs, machine))
+
+
+def ask(request: Request) -> Lookup:
+    """Ask the sources that only read. No lock is taken."""
+    started, artifact, reasons = time.perf_counter(), None, list[str]()
+    for source in (one for one in SOURCES if one.reads_only):
+        answer = source.find(request)
+        if isinstance(answer, Artifact):
+            artifact = answer
+            break
+        reasons += answer.reasons
+    return Lookup(artifact, tuple(reasons), request.key, (time.perf_counter() - started) * 1e3)
+
+
+def artifacts(name: str) -> Iterator[Artifact]:
+    """Yield every artifact of a module's name on this machine, of any sources and for any machine."""
+    for source in SOURCES:
+        yield from source.artifacts(name)
+
+
+def resolve(
+    requests: Sequence[Request], verbose: bool = False, jobs: int | None = None, watch: Watch | None = None
+) -> list[Outcome]:
+    """Find, fetch or build modules, each once on this machine. A failure does not stop the others.
+
+    Modules that no other process makes are fetched, and the missing ones built in one run. Then the process
+    waits for the others. No process ever waits for one module while it holds the lock of another.
+
+    Raises:
+        JitFrozenError, ToolchainError, CaptureError: a module is missing and must not, or cannot, be built.
+    """
+    if len({request.spec.name for request in requests}) != len(requests):
+        raise ValueError("requests: got two modules of one name, wanted distinct names")
+    outcomes, missing = dict[Request, Outcome](), dict[Request, Request]()
+    for request in requests:
+        if isinstance(request, BuildRequest):
+            missing[request] = request
+        elif (lookup := ask(request)).artifact is not None:
+            emit("hit", request.spec.name, lookup.ms, path=lookup.artifact.path)
+            outcomes[request] = Outcome(request, "ready", lookup.artifact)
+        else:
+            emit("miss", request.spec.name, lookup.ms, reason=lookup.reason)
+            missing[request] = _to_make(request, lookup.reason)
+    if missing:
+        made = _make([*missing.values()], verbose, jobs, watch)
+        outcomes |= {request: made[wanted] for request, wanted in missing.items()}
+    return [outcomes[request] for request in requests]
+
+
+def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: Watch | None) -> dict[Request, Outcome]:
+    """Ask all sources in order for missing modules, under the locks of these modules."""
+    session, outcomes = _prepared()(verbose, jobs, watch), dict[Request, Outcome]()
+    while pending := [request for request in requests if request not in outcomes]:
+        try:
+            outcomes |= _take_locks(pending, session)
+            for source in SOURCES:
+                for request, answer in source.find_all(session.holds, session.build):
+                    if isinstance(answer, Artifact) or answer.error is not None:
+                        how = "built" if isinstance(source, Build) else "reused"
+                        outcomes[request] = _outcome(request, answer, how, session)
+                        hold = session.holds.pop(request)
+                        hold.release() if outcomes[request].artifact is not None else hold.abandon()
+                    elif not source.reads_only:  # the reasons of the others are known since the lookup
+                        request.reason += "".join(f"; {reason}" for reason in answer.reasons)
+        finally:
+            for hold in session.holds.values():
+                hold.abandon()
+            session.holds.clear()
+    built = [one.artifact for one in outcomes.values() if one.how == "built" and one.artifact is not None]
+    if built and env.STORE_PUBLISH.get() and env.STORE.is_set:
+        from .remote.transfer import publish_built
+
+        publish_built(built)
+    if built and env.WORKSPACE_MAX_SIZE.is_set:
+        with process.one_step():
+            from .gc import in_background  # imported only here, because only few builds collect
+
+        in_background()
+    return outcomes
+
+
+def _take_locks(pending: Sequence[Request], session: Session) -> dict[Request, Outcome]:
+    """Take the locks of all modules that no other process makes, else of the first one after waiting for it.
+
+    Return outcomes of modules that another process made meanwhile, or that cannot be waited for.
+    """
+    from .history import Unit
+    from .lock import try_hold, wait
+
+    locks = {request: f"{request.build_key or request.key} {session.root.resolve()}" for request in pending}
+    outcomes = dict[Request, Outcome]()
+    for request in pending:
+        if len(session.holds) < AT_ONCE:
+            try:
+                if (hold := try_hold(locks[request], request.spec.name)) is not None:
+                    session.holds[request] = hold
+            except ReentrantBuildError as err:
+                outcomes[request] = Outcome(request, "failed", error=err)
+    if not session.holds and (left := [request for request in pending if request not in outcomes]):
+        request, name, start = left[0], left[0].spec.name, time.time()
+        try:
+            hold = wait(locks[request], name, lambda: ask(request).artifact is not None)
+        except JitTimeoutError as err:
+            return {**outcomes, request: Outcome(request, "failed", error=err)}
+        session.timeline.units.append(Unit("wait", name, name, "", start, time.time()))
+        if hold is not None:
+            session.holds[request] = hold
+        elif (outcome := reused(request)) is not None:
+            outcomes[request] = outcome
+    return outcomes
+
+
+def reused(request: Request) -> Outcome | None:
+    """Return the outcome of an existing artifact, which is copied to its destination, or ``None``."""
+    found = ask(request).artifact
+    return None if found is None else _outcome(request, found, "reused")
+
+
+def _outcome(request: Request, answer: Artifact | Rejected, how: str, session: Session | None = None) -> Outcome:
+    from .build import copied
+
+    if isinstance(answer, Artifact) and isinstance(request, BuildRequest):
+        answer = copied(answer, request)
+    timeline = session.timeline if session is not None and how == "built" else None
+    if isinstance(answer, Artifact):
+        return Outcome(request, how, answer, timeline=timeline)
+    return Outcome(request, "failed", error=answer.error, timeline=timeline)
+
+
+def _prepared() -> type[Session]:
+    """Import fetches and builds before a lock is taken: an import may run code that requests a module."""
+    with process.one_step():
+        from .build import Session
+
+        if env.STORE.is_set:
+            from .remote.transfer import stores
+
+            for one in stores():
+                one.prepare()
+    return Session
+
+
+def _to_make(request: Request, reason: str) -> Request:
+    """Return the build that answers a request, or the request itself if only a store can answer it."""
+    request.reason, wanted = reason, request
+    try:
+        wanted = permitted(request)
+    except (JitFrozenError, ToolchainError):
+        if not env.STORE.is_set or request.machine.target is None:
+            raise
+    refuse_capture(f"module {request.spec.name!r} is not built, and making it takes seconds", WARM_UP)
+    return wanted
+
+
+def permitted(request: Request) -> BuildRequest:
+    """Return the build of a missing module.
+
+    Raises:
+        JitFrozenError, ToolchainError: it must not, or cannot, be built.
+    """
+    frozen.check(request.spec.name, request.reason)
+    with process.one_step():
+        from .build import make_request
+
+    return make_request(request.spec, key=request.key)
+
+
+def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt: bool = True) -> list[Artifact]:
+    """Return the artifacts of all specs. Build missing ones in one parallel run.
+
+    Args:
+        verbose: show every command and its output.
+        skip_prebuilt: use artifacts of AOT directories as they are. ``False`` builds these too.
+
+    Raises:
+        BuildError: a module did not build (the first of them; all others are built).
+        JitFrozenError, ToolchainError: a module is missing and must not, or cannot, be built.
+    """
+    found = dict[Spec, Artifact]()
+    for spec in specs:
+        record(spec)
+    for outcome in resolve([Request(spec, prebuilt=skip_prebuilt) for spec in dict.fromkeys(specs)], verbose):
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.artifact is not None
+        found[outcome.request.spec] = outcome.artifact
+    return [found[spec] for spec in specs]
+
+
+def record(spec: Spec, needs: Needs | None = None) -> None:
+    """Record a request in ``FLASHINFER_JIT_TRACE``."""
+    if env.JIT_TRACE.is_set:
+        with process.one_step():
+            from . import trace
+
+        trace.record(spec, needs)
