@@ -71,6 +71,7 @@ FORK = """
 """
 
 
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize(
     "step", ["flashinfer.jit.build", "filelock", "jinja2", "flashinfer.jit.lock", "start", "pipe", "tempfile"]
 )
