@@ -45,7 +45,7 @@ def as_somebody() -> tuple[str, ...] | None:
     if os.geteuid() != 0 or not can(*become) or not can("unshare", "-m"):
         return None
     # The interpreter is a link in a virtual environment, and the libraries are next to the link.
-    ways = [Path(os.path.abspath(sys.executable)), Path(os.path.realpath(sys.executable))]
+    ways = [Path(os.path.abspath(sys.executable)), Path(os.path.realpath(sys.executable)), Path(__file__).parents[2]]
     steps = {
         (parent, child.name) for way in ways for child, parent in zip((way, *way.parents), way.parents, strict=False)
     }

@@ -58,7 +58,10 @@ __global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const Activa
         const float factor = *p.quant_scale;
         auto* out = static_cast<uint8_t*>(p.output) + row * p.size + at;
 #pragma unroll
-        for (int i = 0; i < kN; ++i) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
+        for (int i = 0; i < kN; ++i) values[i] *= factor;
+        const Vec<uint8_t, kN> bytes = quantize(values, DType::kFloat8E4M3);
+#pragma unroll
+        for (int i = 0; i < kN; ++i) out[i] = bytes.at[i];
       } else {
         T* out = static_cast<T*>(p.output) + row * p.size + at;
         if constexpr (kN == 1) {
@@ -102,8 +105,11 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
       const float factor = 1.f / scale;
       auto* out = static_cast<uint8_t*>(p.output) + row * p.size + first;
 #pragma unroll
+      for (int i = 0; i < kQuantLanes; ++i) values[i] *= factor;
+      const Vec<uint8_t, kQuantLanes> bytes = quantize(values, DType::kFloat8E4M3);
+#pragma unroll
       for (int i = 0; i < kQuantLanes; ++i)
-        if (first + i < p.size) out[i] = quantize(values[i] * factor, DType::kFloat8E4M3);
+        if (first + i < p.size) out[i] = bytes.at[i];
     }
   }
 }
