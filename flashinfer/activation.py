@@ -30,10 +30,6 @@ def _half_of_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty((*input.shape[:-1], input.shape[-1] // 2), dtype=input.dtype, device=input.device)
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 def _define(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     module, op = partial(gen_act_and_mul_module, name), f"{name}_and_mul"
     arguments = "Tensor input, bool? enable_pdl"
@@ -46,9 +42,7 @@ def _define(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     return (
         define(f"{op}({arguments}) -> Tensor", module, _half_of_input, general=General(autograd, ("input",))),
-        define(
-            f"{op}_out(Tensor(a!) out, {arguments}) -> ()", module, _nothing, general=General(into, ("out", "input"))
-        ),
+        define(f"{op}_out(Tensor(a!) out, {arguments}) -> ()", module, general=General(into, ("out", "input"))),
     )
 
 

@@ -28,7 +28,6 @@ _update = define(
     " Tensor(b!) out, bool update_state, Tensor(c!)? intermediate_states_buffer, Tensor? intermediate_state_indices,"
     " Tensor? rand_seed, int philox_rounds, Tensor? cu_seqlens, Tensor? num_accepted_tokens) -> ()",
     gen_mamba_module,
-    lambda *_: None,
     general=without_gradient(_NAME, "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out"),
     needs=lambda spec, _, x, *rest: {"dtype": (str(x.dtype).removeprefix("torch."),)},
 )

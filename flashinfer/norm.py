@@ -42,10 +42,6 @@ def _like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty(input.shape, dtype=input.dtype, device=input.device)
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 def _like_input_and_residual(input: torch.Tensor, residual: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return input.new_empty(input.shape), residual.new_empty(residual.shape)
 
@@ -76,7 +72,6 @@ def _define_rmsnorm(name: str, weight_offset: float) -> tuple[Callable[..., Any]
         define(
             f"{name}_out(Tensor(a!) out, {arguments}, bool? enable_pdl) -> ()",
             gen_norm_module,
-            _nothing,
             general=General(into, ("out", *differentiable), ("eps",)),
         ),
     )
@@ -101,7 +96,6 @@ def _define_fused_add_rmsnorm(name: str, weight_offset: float) -> Callable[..., 
     return define(
         f"{name}(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool? enable_pdl) -> ()",
         gen_norm_module,
-        _nothing,
         general=General(in_place, ("input", "residual", "weight"), ("eps",)),
     )
 
@@ -132,7 +126,6 @@ def _define_layernorm() -> tuple[Callable[..., Any], Callable[..., Any]]:
         define(
             f"layernorm_out(Tensor(a!) out, {arguments}) -> ()",
             gen_norm_module,
-            _nothing,
             general=General(into, ("out", *differentiable), ("eps",)),
         ),
     )

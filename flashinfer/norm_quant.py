@@ -5,8 +5,6 @@ Source of the formats: Micikevicius et al.: FP8 Formats for Deep Learning, 2022.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ._ops.declare import define
@@ -25,36 +23,28 @@ __all__ = [
 Number = float | torch.Tensor
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 _rmsnorm_quant = define(
     "rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor weight, float scale, Tensor? scale_tensor, float eps,"
     " Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
-    _nothing,
     general=without_gradient("rmsnorm_quant", "input", "weight"),
 )
 _fused_add_rmsnorm_quant = define(
     "fused_add_rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, float scale,"
     " Tensor? scale_tensor, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
-    _nothing,
     general=without_gradient("fused_add_rmsnorm_quant", "input", "residual", "weight"),
 )
 _layernorm_quant = define(
     "layernorm_quant(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, float scale, Tensor? scale_tensor,"
     " float eps, Tensor? eps_tensor) -> ()",
     gen_norm_quant_module,
-    _nothing,
     general=without_gradient("layernorm_quant", "input", "gemma", "beta"),
 )
 _block_quant = define(
     "fused_add_rmsnorm_fp8_block_quant(Tensor(a!) out, Tensor(b!) block_scale, Tensor(c!) normed_out, Tensor input,"
     " Tensor(d!) residual, Tensor weight, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
-    _nothing,
     general=without_gradient("fused_add_rmsnorm_fp8_block_quant", "input", "residual", "weight"),
 )
 

@@ -35,10 +35,6 @@ __all__ = [
 ]
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 def _positions_like(append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int) -> tuple[torch.Tensor, torch.Tensor]:
     return append_indptr.new_empty((nnz,)), append_indptr.new_empty((nnz,))
 
@@ -55,7 +51,6 @@ _append_paged_kv_cache = with_indices(
         " Tensor(a!) paged_kv_cache, Tensor(b!)? paged_v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len,"
         " bool heads_first) -> ()",
         gen_page_module,
-        _nothing,
         general=without_gradient("append_paged_kv_cache", "append_key", "append_value", "paged_kv_cache"),
     ),
     _APPEND_INDICES,
@@ -66,7 +61,6 @@ _append_paged_mla_kv_cache = with_indices(
         "append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,"
         " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
         gen_page_module,
-        _nothing,
         general=without_gradient("append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"),
     ),
     _APPEND_INDICES,
@@ -86,7 +80,6 @@ _get_batch_indices_positions_out = with_indices(
         "get_batch_indices_positions_out(Tensor append_indptr, Tensor seq_lens, Tensor(a!) batch_indices,"
         " Tensor(b!) positions) -> ()",
         gen_page_module,
-        _nothing,
     ),
     {0: "append_indptr", 1: "seq_lens"},
 )
@@ -112,7 +105,6 @@ _block_sparse_offsets = with_indices(
         "block_sparse_indices_to_vector_sparse_offsets(Tensor block_sparse_indices, Tensor block_sparse_indptr,"
         " Tensor(a!) vector_sparse_offsets, Tensor vector_sparse_indptr, Tensor kv_lens, SymInt stride_block, SymInt stride_n, SymInt block_size) -> ()",
         gen_page_module,
-        _nothing,
     ),
     {0: "block_sparse_indices", 1: "block_sparse_indptr", 3: "vector_sparse_indptr", 4: "kv_lens"},
 )

@@ -54,10 +54,6 @@ def _like_query_and_key(_: Any, query: torch.Tensor, key: torch.Tensor, *__: Any
     return query.new_empty(query.shape), key.new_empty(key.shape)
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 _NUMBERS = ("rope_scale", "rope_theta", "low_freq_factor", "high_freq_factor", "old_context_len")
 _ANGLES = (
     "int? rotary_dim, bool interleave, float rope_scale, float rope_theta,"
@@ -133,7 +129,6 @@ def _define_rope(name: str, tables: tuple[str, ...]) -> tuple[Callable[..., Any]
         define(
             f"{name}_inplace(Tensor(a!) q, Tensor(b!) k, {where}, {_ANGLES}) -> ()",
             gen_rope_module,
-            _nothing,
             general=General(in_place, ("q", "k"), _NUMBERS),
         ),
     )
@@ -167,7 +162,6 @@ def _define_rope_with_cache() -> tuple[Callable[..., Any], Callable[..., Any]]:
         define(
             f"{name}_inplace(Tensor positions, Tensor(a!) query, Tensor(b!) key, {rest}) -> ()",
             gen_rope_module,
-            _nothing,
             general=General(in_place, ("query", "key")),
         ),
     )

@@ -7,17 +7,15 @@ Source of the formats: Micikevicius et al.: FP8 Formats for Deep Learning, 2022.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ._ops.declare import define
-from ._ops.errors import type_error, value_error
+from ._ops.errors import type_error
 from ._ops.indices import with_indices
 from ._ops.numbers import check_option
 from ._ops.route import without_gradient
 from ._ops.scalars import scale_or_tensor
-from ._ops.tensors import check_tensor
+from ._ops.tensors import check_dims, check_tensor
 from .errors import UnsupportedError
 from .jit.modules.rope_quant import gen_rope_quant_module
 
@@ -32,16 +30,12 @@ Number = float | torch.Tensor
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 _rope_quantize_fp8 = define(
     "rope_quantize_fp8(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope, Tensor cos_sin_cache,"
-    " Tensor pos_ids, bool is_neox, float quant_scale_q, Tensor? quant_scale_q_tensor, float quant_scale_kv, Tensor? quant_scale_kv_tensor, Tensor(a!) q_rope_out,"
-    " Tensor(b!) k_rope_out, Tensor(c!) q_nope_out, Tensor(d!) k_nope_out, bool? enable_pdl) -> ()",
+    " Tensor pos_ids, bool is_neox, float quant_scale_q, Tensor? quant_scale_q_tensor, float quant_scale_kv,"
+    " Tensor? quant_scale_kv_tensor, Tensor(a!) q_rope_out, Tensor(b!) k_rope_out, Tensor(c!) q_nope_out,"
+    " Tensor(d!) k_nope_out, bool? enable_pdl) -> ()",
     gen_rope_quant_module,
-    _nothing,
     general=without_gradient("rope_quantize_fp8", "q_rope", "k_rope", "q_nope", "k_nope"),
 )
 _append = with_indices(
@@ -50,10 +44,9 @@ _append = with_indices(
         "rope_quantize_fp8_append_paged_kv_cache(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope,"
         " Tensor? v, Tensor cos_sin_cache, Tensor pos_ids, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor kv_indices,"
         " Tensor kv_indptr, Tensor batch_indices, Tensor positions, bool is_neox, float quant_scale_q,"
-        " Tensor? quant_scale_q_tensor, float quant_scale_kv, Tensor? quant_scale_kv_tensor, SymInt page_size, bool heads_first, Tensor(c!) q_rope_out, Tensor(d!) q_nope_out,"
-        " bool? enable_pdl) -> ()",
+        " Tensor? quant_scale_q_tensor, float quant_scale_kv, Tensor? quant_scale_kv_tensor, SymInt page_size,"
+        " bool heads_first, Tensor(c!) q_rope_out, Tensor(d!) q_nope_out, bool? enable_pdl) -> ()",
         gen_rope_quant_module,
-        _nothing,
         general=without_gradient(
             "rope_quantize_fp8_append_paged_kv_cache", "q_rope", "k_rope", "q_nope", "k_nope", "v"
         ),
@@ -158,9 +151,7 @@ def mla_rope_quantize_fp8(
 
     Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
     """
-    check_tensor("mla_rope_quantize_fp8", "k_rope", k_rope)
-    if k_rope.dim() != 2:
-        raise value_error("mla_rope_quantize_fp8", "k_rope", f"{k_rope.dim()} dimensions", 2)
+    check_dims("mla_rope_quantize_fp8", "k_rope", k_rope, 2)
     return rope_quantize_fp8(
         q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quantize_dtype, quant_scale_q, quant_scale_kv,
         q_rope_out, k_rope_out, q_nope_out, k_nope_out, enable_pdl, backend,
@@ -230,9 +221,8 @@ def rope_quantize_fp8_append_paged_kv_cache(
     q_nope_out = _output(op, "q_nope", q_nope, q_nope_out, dtype)
     _append(
         q_rope, k_rope, q_nope, k_nope, v, cos_sin_cache, pos_ids, k_cache, v_cache, kv_indices, kv_indptr,
-        batch_indices, positions, is_neox, *scale_or_tensor(quant_scale_q, q_rope), *scale_or_tensor(quant_scale_kv, q_rope),
-        page_size, kv_layout == "HND", q_rope_out,
-        q_nope_out, enable_pdl,
+        batch_indices, positions, is_neox, *scale_or_tensor(quant_scale_q, q_rope),
+        *scale_or_tensor(quant_scale_kv, q_rope), page_size, kv_layout == "HND", q_rope_out, q_nope_out, enable_pdl,
     )  # fmt: skip
     return q_rope_out, q_nope_out
 

@@ -20,10 +20,6 @@ def _like_a(v_a: torch.Tensor, s_a: torch.Tensor, *_: Any) -> tuple[torch.Tensor
     return v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 def _without_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     seq_len, _, num_heads, head_dim = v.shape
     return v.new_empty((seq_len, num_heads, head_dim)), s.new_empty((seq_len, num_heads))
@@ -38,7 +34,6 @@ _merge_state = define(
 _merge_state_in_place = define(
     "merge_state_in_place(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask) -> ()",
     gen_cascade_module,
-    _nothing,
     general=without_gradient("merge_state_in_place", "v", "s", "v_other", "s_other"),
 )
 _merge_states = define(

@@ -55,7 +55,6 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
         "mla_plan(Tensor workspace, Tensor(a!) buffer, Tensor numbers, Tensor? qo_indptr, Tensor? kv_lens,"
         " Tensor? kv_indptr, Tensor? kv_indices, Tensor? last_page_len) -> ()",
         module,
-        lambda *_: None,
         on_host=("buffer", "numbers", "qo_indptr", "kv_lens", "kv_indptr", "kv_indices", "last_page_len"),
         needs=lambda *_: {},
         kernels=namespace,
@@ -65,7 +64,6 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
         " Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal,"
         f" float sm_scale, float o_scale{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
         module,
-        lambda *_: None,
         general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache"),
         on_host=("sizes",),
         needs=lambda spec, q_nope, q_pe, ckv_cache, *_: {"dtypes": (_value(q_nope.dtype, ckv_cache.dtype),)},

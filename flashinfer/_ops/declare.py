@@ -72,7 +72,7 @@ def element_type(spec: JitSpec, *args: Any) -> Needs:
 def define(
     schema: str,
     module: Callable[[str], JitSpec],
-    fake: Callable[..., Any],
+    fake: Callable[..., Any] = lambda *_: None,
     *,
     general: General | None = None,
     gradient: Gradient | None = None,
@@ -85,7 +85,7 @@ def define(
     Args:
         schema: in torch's language, with exact mutation annotations.
         module: maps a backend to the spec of the module that registers the operator's kernel.
-        fake: returns the operator's results as tensors without data.
+        fake: returns the operator's results as tensors without data. The default is for operators without results.
         general: replaces the operator for calls with gradients or symbolic numbers.
         gradient: formula of an operator for training. It runs Python before every call.
         on_host: arguments that stay on the host, such as tables, next to tensors on a device.

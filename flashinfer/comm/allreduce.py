@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .._ops.declare import define
@@ -18,15 +16,10 @@ from .workspace import TRTLLMAllReduceFusionWorkspace
 __all__ = ["allreduce_fusion", "gen_allreduce_module"]
 
 
-def _nothing(*_: Any) -> None:
-    return None
-
-
 _allreduce = define(
     "allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out,"
     " Tensor(c!)? norm_out, Tensor(d!) order, Tensor table, float eps, float weight_bias, bool? enable_pdl) -> ()",
     gen_allreduce_module,
-    _nothing,
     general=without_gradient("allreduce", "input", "residual_in", "weight"),
     on_host=("table",),
 )

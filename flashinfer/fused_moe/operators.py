@@ -36,7 +36,6 @@ route = define(
     "moe_route(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, int method, int n_group, int topk_group,"
     " float routed_scaling_factor) -> ()",
     gen_fused_moe_module,
-    lambda *_: None,
     general=without_gradient("moe_route", "weights", "logits", "bias"),
     needs=lambda spec, weights, ids, logits, *_: {"dtype": (str(logits.dtype).removeprefix("torch."),)},
 )
@@ -55,7 +54,6 @@ activate = define(
 finalize = define(
     "moe_finalize(Tensor(a!) out, Tensor input, Tensor rows, Tensor? weights, Tensor? bias, Tensor? m_indptr) -> ()",
     gen_fused_moe_module,
-    lambda *_: None,
     general=without_gradient("moe_finalize", "out", "input", "weights"),
     needs=lambda spec, out, input, *_: {"dtype": (str(input.dtype).removeprefix("torch."),)},
 )
