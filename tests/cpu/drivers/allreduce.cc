@@ -10,7 +10,7 @@ using namespace driver;
 
 namespace {
 
-// Where the outputs of a call with the norm lie.
+// Outputs of a call with the norm, by the tensors that they overwrite.
 enum Alias { kApart, kInPlace, kResidualInInput };
 
 struct Call {
