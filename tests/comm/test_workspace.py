@@ -164,7 +164,7 @@ def nothing_left() -> Any:
 
     def count() -> tuple[int, int]:
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("flashinfer-comm")
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_bytes().count(b"flashinfer-comm")
 
     before = count()
     yield

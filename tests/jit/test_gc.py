@@ -167,7 +167,7 @@ def test_an_artifact_that_goes_between_its_verification_and_its_mapping_is_mappe
 
         really_map, load._map = load._map, remove_and_map
         jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
-        assert "tiny.so" in open("/proc/self/maps").read()
+        assert b"tiny.so" in open("/proc/self/maps", "rb").read()
         """,
         spec.sources[0],
     )

@@ -103,7 +103,7 @@ def descendants(pid: int) -> list[int]:
 
 def program_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).replace("\0", " ")
     except OSError:
         return ""
 

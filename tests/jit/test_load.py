@@ -42,7 +42,7 @@ def test_a_file_replaced_after_the_check_is_not_mapped(make_spec, monkeypatch, t
 
     monkeypatch.setattr(load, "_map", replace_then_map)
     good.build_and_load()
-    mapped = Path("/proc/self/maps").read_text()
+    mapped = os.fsdecode(Path("/proc/self/maps").read_bytes())
     assert f"{artifact.path} (deleted)" in mapped, "the verified file, which has no name any more"
     assert not hasattr(in_process(artifact.path), "evil_mapped")
     assert answer(artifact.path, "good_mapped") == 1
@@ -74,7 +74,7 @@ def test_debuggers_see_the_path(make_spec):
     info, function = Info(), in_process(Path(path)).seen_by_debuggers
     assert ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info))
     assert info.file == path.encode() and path in torch.ops.loaded_libraries
-    assert re.search(rf"{re.escape(path)}$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+    assert re.search(rf"{re.escape(path)}$", os.fsdecode(Path("/proc/self/maps").read_bytes()), re.MULTILINE)
 
 
 def test_without_proc_the_path_is_used(make_spec, monkeypatch):
