@@ -41,6 +41,7 @@ FAULTS = {
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_build_is_caught(fault: str, tmp_path: Path) -> None:
     header, replaced, wrong = FAULTS[fault]

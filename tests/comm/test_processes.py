@@ -14,6 +14,10 @@ from ..support.processes import end, start
 RANKS = """
     import faulthandler, json, os, signal, sys, time, warnings
     import torch
+    before = set(sys.modules)
+    import flashinfer.comm.allreduce
+    loaded = [name for name in set(sys.modules) - before if "distributed" in name]
+    assert not loaded and not torch.cuda.is_initialized(), "an import has effects"
     import torch.distributed as dist
     from flashinfer.comm.allreduce import allreduce_fusion
     from flashinfer.comm.mnnvl import TorchDistBackend
@@ -168,7 +172,10 @@ def check(size: int, backend: str, way: str) -> None:
 
 
 def test_four_processes():
-    """Calls, subgroups, a failed set-up, a rank that is killed, and a workspace of those that remain."""
+    """Calls, subgroups, a failed set-up, a rank that is killed, and a workspace of those that remain.
+
+    Before that, the import of the package loads no torch.distributed of its own and creates no CUDA context.
+    """
     check(4, "gloo", "memfd")
 
 

@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   wait_for_inputs();
   let_next_start();
   const uint32_t epoch = p.group.state->epoch[blockIdx.x];
-  bool failed = p.group.state->failed != 0u;
-  const bool sends = !failed;
+  Failure failure = p.group.state->failed != 0u ? kFailedBefore : 0;
+  const bool sends = failure == 0;  // words of a failed call must not meet those of a later one
   const uint32_t slot = epoch % kSlots * p.slot_parts;
   ptx::fence_sys();
   if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends)
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
         const int sender = first + k;
-        if (sender != rank) words[k] = take(p, words[k], p.receive[sender] + offset, sender, epoch, failed);
+        if (sender != rank) words[k] = take(p, words[k], p.receive[sender] + offset, sender, epoch, failure);
         float values[kN];
         part_of<T>(words[k]).to_floats(values);
 #pragma unroll
@@ -223,19 +223,13 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     }
   }
 
-  if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank) {
-    const int sender = threadIdx.x;
-    uint8_t* from = header_of(p.group, rank, sender, epoch);
-    const uint4 theirs = take(p, ptx::load4_relaxed_sys(from), from, sender, epoch, failed);
-    if (has_arrived(theirs) && !is_same(header_in(theirs), header_of(p, epoch)))
-      report_error(p, CommError::kMismatch, sender, epoch, theirs);
-  }
+  if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank) compare_headers(p, threadIdx.x, epoch, failure);
   ptx::fence_sys();
   __syncthreads();
   // Every call advances all words, so a later call finds them equal whatever its grid is.
   volatile uint32_t* words = p.group.state->epoch;
-  if (threadIdx.x == 0 && words[blockIdx.x] != epoch)
-    report_error(p, CommError::kConcurrent, rank, epoch, empty_words());
+  if (threadIdx.x == 0 && words[blockIdx.x] != epoch && failure == 0) failure = fail(p, CommError::kConcurrent, rank);
+  report_failure(p, failure, epoch);
   __syncthreads();
   for (int k = blockIdx.x + threadIdx.x * gridDim.x; k < kEpochWords; k += blockDim.x * gridDim.x) words[k] = epoch + 1;
   __syncwarp();
@@ -302,19 +296,19 @@ void one_shot(const AllReduceParams& params, const Launch& where) {
     return launch_resident<one_shot_kernel<T, kRanks, 1, false, kAligned>>(p, kPieceThreads, 1, where);
   }
   const int parts = static_cast<int>((p.hidden + kN - 1) / kN);
+  const bool has_clusters = device_info(where.device).major >= 9;
+  const int most = (has_clusters ? kMaxCluster : kVecs) * kCommThreads;
+  if (parts > most)
+    throw_value_error("allreduce_fusion: input: got " + std::to_string(p.hidden) + " columns, wanted at most " +
+                      std::to_string(most * kN) + " on this GPU");
   p.row_parts = parts, p.pieces = static_cast<uint32_t>(p.rows);
-  if (device_info(where.device).major >= 9) {
+  if (has_clusters) {
     int cluster = 1;
     while (cluster < kMaxCluster && parts > cluster * kPieceThreads) cluster *= 2;
     const int threads = ((parts + cluster - 1) / cluster + 31) / 32 * 32;
-    if (threads <= kCommThreads)
-      return launch_resident<one_shot_kernel<T, kRanks, 1, true, kAligned>>(p, threads, cluster, where);
+    return launch_resident<one_shot_kernel<T, kRanks, 1, true, kAligned>>(p, threads, cluster, where);
   }
-  // Without clusters, a CTA holds a row of at most 16384 elements.
   const int threads = ((parts + kVecs - 1) / kVecs + 31) / 32 * 32;
-  if (threads > kCommThreads)
-    throw_value_error("allreduce_fusion: input: got " + std::to_string(p.hidden) + " columns, wanted at most " +
-                      std::to_string(kVecs * kCommThreads * kN) + " on this GPU");
   launch_resident<one_shot_kernel<T, 0, kVecs, true, false>>(p, threads, 1, where);
 }
 

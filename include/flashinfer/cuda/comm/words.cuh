@@ -25,61 +25,76 @@ __device__ __forceinline__ uint4 words_of(const CallHeader& h) {
 }
 __device__ __forceinline__ CallHeader header_in(const uint4& v) { return {v.x, v.y, v.z, v.w}; }
 
-// Records the first error of a workspace: for later kernels in its state, for the host in its report.
-__device__ __forceinline__ void report_error(const AllReduceParams& p, CommError error, int rank, uint32_t epoch,
-                                             const uint4& theirs) {
-  if (atomicCAS(&p.group.state->failed, 0u, static_cast<uint32_t>(error)) != 0u) return;
-  volatile CommReport& report = *p.group.report;
-  const CallHeader other = header_in(theirs), own = header_of(p, epoch);
-  report.rank = rank, report.call = epoch;
-  report.theirs.call = other.call, report.theirs.rows = other.rows;
-  report.theirs.row_bytes = other.row_bytes, report.theirs.kind = other.kind;
-  report.ours.call = own.call, report.ours.rows = own.rows;
-  report.ours.row_bytes = own.row_bytes, report.ours.kind = own.kind;
+// State of a thread's waits: 0, kFailedBefore, or the error that this thread found first and must report.
+using Failure = uint32_t;
+constexpr Failure kFailedBefore = 1u << 31;
+
+// Records an error in the workspace's state, where it ends all other waits.
+__device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError error, int rank) {
+  const bool is_first = atomicCAS(&p.group.state->failed, 0u, static_cast<uint32_t>(error)) == 0u;
+  return is_first ? static_cast<uint32_t>(error) << 8 | rank : kFailedBefore;
+}
+
+// Writes the error that this thread found to the host's memory. Called once, at the end: in each wait, this code
+// would be repeated for each rank.
+__device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure failure, uint32_t epoch) {
+  if (failure == 0 || failure == kFailedBefore) return;
+  const int rank = failure & 0xff;
+  const CallHeader theirs = header_in(ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, rank, epoch)));
+  p.group.report->rank = rank;
+  p.group.report->call = epoch;
+  p.group.report->theirs = theirs;
+  p.group.report->ours = header_of(p, epoch);
   ptx::fence_sys();
-  ptx::store_relaxed_sys(&p.group.report->error, static_cast<uint32_t>(error));
+  ptx::store_relaxed_sys(&p.group.report->error, failure >> 8);
 }
 
-// Returns true if a wait for `sender` must end: another wait has failed, the host aborts, the sender makes another
-// call, or the time is over.
-__device__ __forceinline__ bool must_stop(const AllReduceParams& p, int sender, uint32_t epoch, uint64_t deadline) {
-  if (*reinterpret_cast<volatile uint32_t*>(&p.group.state->failed) != 0u) return true;
-  CommError error = CommError::kNone;
+// Returns a failure if a wait for `sender` must end: another wait has failed, the sender makes another call, the host
+// aborts, or the time is over.
+__device__ __forceinline__ Failure look_around(const AllReduceParams& p, int sender, uint32_t epoch,
+                                               uint64_t deadline) {
+  if (*reinterpret_cast<volatile uint32_t*>(&p.group.state->failed) != 0u) return kFailedBefore;
   const uint4 theirs = ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, sender, epoch));
-  if (has_arrived(theirs) && !is_same(header_in(theirs), header_of(p, epoch))) {
-    error = CommError::kMismatch;
-  } else if (ptx::load_relaxed_sys(&p.group.report->abort) != 0u) {
-    error = CommError::kAborted;
-  } else if (ptx::globaltimer() > deadline) {
-    error = CommError::kLate;
-  }
-  if (error == CommError::kNone) return false;
-  report_error(p, error, sender, epoch, theirs);
-  return true;
+  if (has_arrived(theirs) && !is_same(header_in(theirs), header_of(p, epoch)))
+    return fail(p, CommError::kMismatch, sender);
+  if (ptx::load_relaxed_sys(&p.group.report->abort) != 0u) return fail(p, CommError::kAborted, sender);
+  return ptx::globaltimer() > deadline ? fail(p, CommError::kLate, sender) : 0;
 }
 
-// Polls four words until all are data. Returns empty words after an error. Inlined: around a call, the kernels of 8
-// ranks had to spill registers.
-__device__ __forceinline__ uint4 wait_for(const AllReduceParams& p, const uint8_t* from, int sender, uint32_t epoch) {
-  const uint64_t deadline = ptx::globaltimer() + p.group.timeout_ns;
-  for (int spin = 1;; ++spin) {
-    const uint4 words = ptx::load4_relaxed_sys(from);
-    if (has_arrived(words)) return words;
-    if (spin % kSpinsPerCheck == 0 && must_stop(p, sender, epoch, deadline)) return empty_words();
+// Polls four words of `sender` until all are data. Returns empty words, which are NaN, after a failure: later calls of
+// this thread do not wait. `words` were loaded from there. Inlined: around a call, kernels had to spill registers.
+__device__ __forceinline__ uint4 wait_for(const AllReduceParams& p, uint4 words, const uint8_t* from, int sender,
+                                          uint32_t epoch, Failure& failure) {
+  if (failure == 0 && !has_arrived(words)) {
+    const uint64_t deadline = ptx::globaltimer() + p.group.timeout_ns;
+    for (int spin = 1; failure == 0; ++spin) {
+      words = ptx::load4_relaxed_sys(from);
+      if (has_arrived(words)) break;
+      if (spin % kSpinsPerCheck == 0) failure = look_around(p, sender, epoch, deadline);
+    }
   }
+  return failure == 0 ? words : empty_words();
 }
 
-// Returns four words of `sender` at `from` once all are data, and empties them. `words` were loaded from there. After
-// an error returns empty words, which are NaN, and sets `failed`: later calls of this thread do not wait.
+// Waits for four words and empties them.
 __device__ __forceinline__ uint4 take(const AllReduceParams& p, uint4 words, uint8_t* from, int sender, uint32_t epoch,
-                                      bool& failed) {
-  if (!failed && !has_arrived(words)) {
-    words = wait_for(p, from, sender, epoch);
-    failed = words.x == kEmpty;
-  }
-  if (failed) return empty_words();
-  ptx::store_relaxed_sys(from, empty_words());
+                                      Failure& failure) {
+  words = wait_for(p, words, from, sender, epoch, failure);
+  if (failure == 0) ptx::store_relaxed_sys(from, empty_words());
   return words;
+}
+
+// Compares the call of `sender` with this one, and empties its header.
+__device__ __forceinline__ void compare_headers(const AllReduceParams& p, int sender, uint32_t epoch,
+                                                Failure& failure) {
+  uint8_t* from = header_of(p.group, p.group.rank, sender, epoch);
+  const uint4 theirs = wait_for(p, ptx::load4_relaxed_sys(from), from, sender, epoch, failure);
+  if (failure != 0) return;
+  if (is_same(header_in(theirs), header_of(p, epoch))) {
+    ptx::store_relaxed_sys(from, empty_words());
+  } else {
+    failure = fail(p, CommError::kMismatch, sender);
+  }
 }
 
 }  // namespace flashinfer::cuda
