@@ -9,10 +9,10 @@ from ._attention.lists import Shape
 from ._attention.masks import NO_MASKS
 from ._attention.scales import Scale
 from ._attention.sink_wrapper import BatchAttentionWithAttentionSinkWrapper
-from ._attention.tables import Batch, Tables, check_indices, check_indptr, on_host
+from ._attention.tables import Batch, Tables, check_indices, on_host
 from ._attention.wrapper import BatchWrapper
 from ._ops.errors import value_error
-from ._ops.indices import check_each, index_tables
+from ._ops.indices import check_each, check_offsets, index_tables
 from ._ops.numbers import positive
 from ._ops.tensors import check_count
 
@@ -93,9 +93,9 @@ class BatchAttention(BatchWrapper):
     ) -> Batch:
         positive(op, "page_size", page_size)
         queries, pages, lens = on_host(qo_indptr, kv_indptr, kv_len_arr)
-        check_indptr(op, "qo_indptr", queries)
+        check_offsets(op, "qo_indptr", queries)
         batch_size = queries.numel() - 1
-        first, used = check_indptr(op, "kv_indptr", pages, batch_size)
+        first, used = check_offsets(op, "kv_indptr", pages, batch_size)
         check_count(op, "kv_len_arr", lens, batch_size)
         check_each(op, "kv_len_arr", lens, 0, pages.diff().to(torch.int64) * page_size, ", the slots of its pages")
         num_pages = check_indices(op, "kv_indices", kv_indices, "kv_indptr", first, used)

@@ -30,7 +30,7 @@ from ._attention.signature import HostTables
 from ._attention.wrapper import BatchWrapper
 from ._compat import elsewhere
 from ._ops.indices import index_table
-from ._ops.numbers import whole
+from ._ops.numbers import check_option, whole
 from ._ops.tensors import check_dims
 from .jit.modules.decode import (
     gen_batch_decode_module,
@@ -203,11 +203,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         backend: str = "auto",
     ) -> None:
         check_backend(type(self).__name__, backend, ("auto", "fa2", "fa3"), jit_args)
-        if backend == "fa3" and jit_args is not None:
-            raise ValueError(
-                f"{type(self).__name__}: backend: got 'fa3' with jit_args, wanted 'auto' or 'fa2': a variant of your own is"
-                " built for the portable kernels"
-            )
+        if jit_args is not None:
+            why = " with jit_args: your own variant is built for the portable kernels"
+            check_option(type(self).__name__, "backend", backend, ("auto", "fa2"), why)
         self._backend = backend
         super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, gen_customize_batch_decode_module, jit_args)
         self._use_tensor_cores = bool(use_tensor_cores)

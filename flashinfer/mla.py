@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from . import _unsupported
-from ._mla.wrapper import MlaWrapper
+from ._mla.wrapper import MOST_SCALE, MlaWrapper
 from ._ops.arguments import all_or_none
 from ._ops.numbers import check_option, check_range, positive_real, whole
 from ._ops.tensors import check_dims
@@ -28,7 +28,6 @@ __all__ = [
     "gen_batch_mla_module",
     "trtllm_batch_decode_with_kv_cache_mla",
 ]
-MOST_SCALE = 1e30  # a product of two scales is a float32
 _NAMES = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
 _DEFAULT_SCALE = (128 + 64) ** -0.5  # the head_dim before the projections are absorbed
 

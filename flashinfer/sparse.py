@@ -16,10 +16,10 @@ from torch.compiler import is_dynamo_compiling
 from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, sizes_on_host
 from ._attention.lists import Shape
 from ._attention.scales import Scale
-from ._attention.tables import Tables, check_indptr, on_host, paged_batch
+from ._attention.tables import Tables, on_host, paged_batch
 from ._ops.arguments import as_planned
 from ._ops.bind import bind
-from ._ops.indices import index_tables
+from ._ops.indices import check_offsets, index_tables
 from ._ops.numbers import check_multiple, check_range, whole
 from ._ops.tensors import check_dims, check_tensor
 
@@ -45,7 +45,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     bind(op, indptr=(indptr, "_"))  # often on the host, where mask is not
     if not is_dynamo_compiling():  # a graph cannot check values
         near = indptr.to("cpu", torch.int64)
-        check_indptr(op, "indptr", near)
+        check_offsets(op, "indptr", near)
         check_range(op, "indptr", int(near[-1]), nnz, nnz, "blocks in all", " as mask has")
         if near[0] > 0:
             return convert_bsr_mask_layout(mask[int(near[0]) :], near - near[0])
@@ -138,13 +138,12 @@ class BlockSparseAttentionWrapper(BlockSparse):
         rows = -(-M // R)
         needs_mask = bool(causal) and mask is None and packed_mask is None
         near, near_indices = on_host(given["indptr"], given["indices"] if needs_mask else None)
-        check_indptr(op, "indptr", near, rows)
+        check_offsets(op, "indptr", near, rows)
         qo_indptr = torch.clamp(torch.arange(rows + 1, device="cpu") * R, max=M).to(torch.int32)
         tables = Tables(op, self.device, non_blocking)
         last = torch.full((rows,), C, dtype=torch.int32, device="cpu")
         batch = paged_batch(tables, qo_indptr, C, given["indptr"], near, given["indices"], last)
-        if batch.kv_rows > N // C:
-            raise ValueError(f"{op}: indices: got column {batch.kv_rows - 1}, wanted at most {N // C - 1}")
+        check_range(op, "indices", batch.kv_rows - 1, most=N // C - 1)
         custom = None
         if packed_mask is None and mask is not None:
             custom = self._flat(op, mask, near, given["indices"].numel(), R, C)[

@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 
 from . import _unsupported
-from ._ops.dtypes import FP8, HALVES, is_fp8
+from ._ops.dtypes import FP8, HALVES, dtype_of, is_fp8
 from ._ops.errors import value_error
 from ._ops.numbers import choice, positive
 
@@ -68,21 +68,14 @@ class TensorLayout(Enum):
     HND = 1
 
 
-def canonicalize_torch_dtype(dtype: torch.dtype | str, argument: str = "dtype") -> torch.dtype:
-    """Return ``torch.float16`` for ``torch.float16`` or ``"float16"``. Errors call the argument ``argument``.
+def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """Return ``torch.float16`` for ``torch.float16`` or ``"float16"``.
 
     Raises:
         ValueError: no name of a torch dtype.
         TypeError: neither a name nor a dtype.
     """
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if not isinstance(dtype, str):
-        raise TypeError(f"{argument}: got {type(dtype).__name__}, wanted a torch.dtype or its name")
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{argument}: got {dtype!r}, wanted the name of a torch dtype such as 'float16'")
-    return found
+    return dtype_of("canonicalize_torch_dtype", "dtype", dtype)
 
 
 def is_float8(x: torch.Tensor) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from .._ops.arguments import check_equal
+from .._ops.bind import bind
+from .._ops.numbers import check_option, check_range
 from .._ops.tensors import check_dims
 from ..jit.frozen import refuse_capture
 from ..jit.modules.prefill import check_kernels
@@ -17,11 +20,8 @@ from .wrapper import BatchWrapper
 
 
 def no_positions(op: str, pos_encoding_mode: str) -> None:
-    if pos_encoding_mode != "NONE":
-        raise ValueError(
-            f"{op}: pos_encoding_mode: got {pos_encoding_mode!r}, wanted 'NONE': kernels see a row's keys side by side,"
-            " and not where in the matrix they stand"
-        )
+    why = ": kernels see the keys of a row, without their positions in the matrix"
+    check_option(op, "pos_encoding_mode", pos_encoding_mode, ("NONE",), why)
 
 
 def causal_mask(
@@ -55,16 +55,12 @@ def sizes_on_host(op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torc
             raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {'torch.bool' if rank == 3 else 'integers'}")
         near.append(x.to("cpu", torch.bool if rank == 3 else torch.int64))
     _, rows, columns = near[0].shape
-    wanted = [[num_kv_heads, rows, columns], [num_kv_heads, rows], [num_kv_heads, columns]]
-    for name, x, shape in zip(names, near, wanted, strict=True):
-        if list(x.shape) != shape:
-            raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {shape}")
+    shapes = ((num_kv_heads, rows, columns), (num_kv_heads, rows), (num_kv_heads, columns))
+    bind(op, **{name: (x, shape) for name, x, shape in zip(names, near, shapes, strict=True)})
     for name, x in zip(names[1:], near[1:], strict=True):
-        if x.numel() and int(x.min()) < 0:
-            raise ValueError(f"{op}: {name}: got {int(x.min())}, wanted no negative sizes")
-        sums = x.sum(1).tolist()
-        if len(set(sums)) > 1:
-            raise ValueError(f"{op}: {name}: got sums {sums} of the heads, wanted the same for each")
+        if x.numel():
+            check_range(op, name, int(x.min()), 0)
+        check_equal(op, name, x.sum(1).tolist(), "in all of the heads")
     return near
 
 

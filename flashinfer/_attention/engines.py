@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._ops.arguments import as_planned, check_present
+from .._ops.indices import check_offsets
+from .._ops.numbers import check_range
 from ..utils import canonicalize_torch_dtype
 from .accepted import cut_of
 from .arguments import CAUSAL, NON_CAUSAL, POS_ENCODINGS
 from .lists import Scheduler
 from .plan import Options, Plan
-from .tables import Batch, check_indices, check_indptr, on_host, paged_kv_lens
+from .tables import Batch, check_indices, on_host, paged_kv_lens
 
 Wrapper = Any  # a BatchWrapper, whose base is defined here
 _MODES = tuple(POS_ENCODINGS)
@@ -169,8 +172,7 @@ class CachedModule:
         """
         wrapper = self._wrapper()
         op = "_cached_module.plan"
-        if wrapper is None:
-            raise ValueError(f"{op}: got a wrapper that is gone, wanted one that lives")
+        wrapper = check_present(op, "wrapper", wrapper, "one that is alive")
         op = f"{wrapper._name}.{op}"
         return replan(op, wrapper, _host_plan(op, args))
 
@@ -196,8 +198,7 @@ def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
     requests, shape = planned.requests, planned.requests.shape
     sizes = (shape.num_qo_heads, shape.num_kv_heads, requests.page_size, (shape.head_dim_qk, shape.head_dim_vo))
     got = (given.num_qo_heads, given.num_kv_heads, given.page_size, given.head_dims)
-    if got != sizes:
-        raise ValueError(f"{op}: got heads, page_size and head_dims {got}, and plan() was called for {sizes}")
+    as_planned(op, "heads, page_size and head_dims", got, sizes)
     batch = _batch_of(op, wrapper, given)
     options = wrapper._plan_options
     logits = options.logits
@@ -215,14 +216,12 @@ def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
 
 def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
     indptr, indices = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf
-    if indptr is None or indices is None:
-        raise ValueError(f"{op}: got no tables of pages, wanted a wrapper of a paged cache")
+    indptr = check_present(op, "paged_kv_indptr", indptr, "the tables of a paged cache")
+    indices = check_present(op, "paged_kv_indices", indices, "the tables of a paged cache")
     near_indptr = given.kv_indptr
-    first, used = check_indptr(op, "kv_indptr", near_indptr, given.batch_size)
-    if wrapper._fixed_batch_size not in (0, given.batch_size):
-        raise ValueError(
-            f"{op}: batch_size: got {given.batch_size}, and the buffers for CUDA graphs are for {wrapper._fixed_batch_size}"
-        )
+    first, used = check_offsets(op, "kv_indptr", near_indptr, given.batch_size)
+    if fixed := wrapper._fixed_batch_size:
+        check_range(op, "batch_size", given.batch_size, fixed, fixed, why=" as the buffers for CUDA graphs have")
     if given.kv_lens is not None:
         kv_lens = given.kv_lens.to(torch.int32)
     elif given.page_size == 1:
@@ -233,7 +232,7 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
     qo_indptr = None
     if wrapper._family != "decode" and given.qo_indptr is not None:
         qo_indptr = given.qo_indptr.clone()
-        check_indptr(op, "qo_indptr", qo_indptr, given.batch_size)
+        check_offsets(op, "qo_indptr", qo_indptr, given.batch_size)
     rows, row_start = (given.batch_size, 0) if qo_indptr is None else (int(qo_indptr[-1]), int(qo_indptr[0]))
     pages = check_indices(op, "indices", indices, "kv_indptr", first, used)
     near = wrapper.device

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._ops.arguments import check_present
 from .._profiler.buffer import Attached, checked_buffer
 from .operators import Operators, builtin_operators
 
@@ -49,6 +50,6 @@ class _Run:
 
     def __call__(self, *args: Any) -> None:
         buffer = self.events.attached if self.events.buffer is None else self.events.buffer
-        if buffer is None:
-            raise ValueError("profiler_buffer: got None, wanted one: plan() was called for kernels that write events")
+        why = "one: plan() was called for kernels that write events"
+        buffer = check_present("run", "profiler_buffer", buffer, why)
         self.run(*args[:-_SCALARS], buffer.view(torch.int64), *args[-_SCALARS:])

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import torch
 
 from .._ops.dtypes import NUMBERS, dtype_of
-from .._ops.numbers import positive
+from .._ops.numbers import check_multiple, check_range, positive
+from .._ops.tensors import check_device, check_tensor
 from .operators import call
 from .scales import output_dtype
 from .signature import HostTables, Problem
 
 INT_WORKSPACE = 8 << 20  # bytes
+_CAPTURED = " as in the first plan of this wrapper, whose sizes a captured CUDA graph has"
 MOST_NUMBERS = 256  # kinds of plans with cached numbers
 _HEADER = 16
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
@@ -60,10 +62,7 @@ class Shape:
         }  # fmt: skip
         for name, size in sizes.items():
             positive(op, name, size)
-        if num_qo_heads % num_kv_heads != 0:
-            raise ValueError(
-                f"{op}: num_qo_heads: got {num_qo_heads}, wanted a multiple of num_kv_heads, {num_kv_heads}"
-            )
+        check_multiple(op, "num_qo_heads", num_qo_heads, "num_kv_heads", num_kv_heads)
         q = dtype_of(op, "q_data_type", q_data_type)
         kv, o = q, output_dtype(q)
         if kv_data_type is not None:
@@ -142,10 +141,7 @@ class Scheduler:
         if int_workspace_buffer is None:
             int_workspace_buffer = torch.empty(INT_WORKSPACE, dtype=torch.uint8, device=self.device)
         ints = _bytes(self.op, "int_workspace_buffer", int_workspace_buffer)
-        if ints.device != self.device:
-            raise ValueError(
-                f"{self.op}: int_workspace_buffer: got one on {ints.device}, wanted {self.device} as float_workspace_buffer is"
-            )
+        check_device(self.op, "int_workspace_buffer", ints, self.device, " as float_workspace_buffer is")
         self.int_workspace = ints[: ints.numel() // 4 * 4].view(torch.int32)
         self.bounds: Bounds | None = None
         self.header: list[int] = []  # of the last plan
@@ -243,11 +239,7 @@ class Scheduler:
         if bounds is not None and bounds.fixed == fixed:
             queries = tables.qo_indptr
             count = bounds.num_queries if queries is None or queries.numel() == 0 else int(queries[-1])
-            if count > bounds.num_queries:
-                raise ValueError(
-                    f"{self.op}: qo_indptr: got {count} queries, and the first plan of this wrapper, which fixed"
-                    f" what a CUDA graph is captured with, had {bounds.num_queries}"
-                )
+            check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
             return bounds
         header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem, tables)
         if not header[_GOOD]:
@@ -257,25 +249,18 @@ class Scheduler:
 
     def _check_room(self, problem: Problem, header: Sequence[int], needed: int, sizes: tuple[int, ...]) -> None:
         _, _, max_slots, _, slot_rows = sizes
-        if header[_SLOTS] > max_slots:
-            raise ValueError(
-                f"{self.op}: float_workspace_buffer: got {header[_SLOTS]} partial results, and the first plan of this"
-                f" wrapper, which fixed what a CUDA graph is captured with, left room for {max_slots}"
-            )
+        name, slots = "float_workspace_buffer", header[_SLOTS]
+        check_range(self.op, name, slots, most=max_slots, unit="partial results", why=_CAPTURED)
         room = problem.bytes_of(max_slots, slot_rows)
         for name, got, wanted in (
             ("int_workspace_buffer", 4 * self.int_workspace.numel(), 4 * needed),
             ("float_workspace_buffer", self.float_workspace.numel(), room),
         ):
-            if wanted > got:
-                raise ValueError(
-                    f"{self.op}: {name}: got {got} bytes, wanted {wanted}: give a larger one to reset_workspace_buffer()"
-                )
+            check_range(self.op, name, got, wanted, unit="bytes", why=": pass a larger one to reset_workspace_buffer()")
 
 
-def _bytes(op: str, name: str, buffer: object) -> torch.Tensor:
-    if not isinstance(buffer, torch.Tensor):
-        raise TypeError(f"{op}: {name}: got {type(buffer).__name__}, wanted Tensor")
+def _bytes(op: str, name: str, buffer: torch.Tensor) -> torch.Tensor:
+    check_tensor(op, name, buffer)
     if not buffer.is_contiguous() or buffer.data_ptr() % 32 != 0:
         raise ValueError(f"{op}: {name}: wanted a contiguous tensor that starts at a multiple of 32 bytes")
     return buffer.view(-1).view(torch.uint8)

@@ -6,16 +6,18 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from .._ops.indices import INTEGERS, narrowed
-from .._ops.numbers import whole
-from .._ops.sizes import differs, exceeds
+from .._ops.arguments import all_or_none, check_present, not_both
+from .._ops.indices import index_table
+from .._ops.numbers import check_range, whole
+from .._ops.sizes import differs
+from .._ops.tensors import check_count, check_dtype, check_not_meta, check_tensor, check_vector
 from ..quantization import packbits, segment_packbits
 from .arguments import CUSTOM, MULTI_ITEM
-from .tables import INT32_MAX, Batch, Tables, check_buffer
+from .tables import INT32_MAX, Batch, Tables
 
 
 @dataclass(frozen=True)
@@ -58,29 +60,20 @@ def multi_item(
     Of a single request each table may be one number. Each request's positions are filled up with zeros to
     their length, and those at the end of the last request need not be given.
     """
-    given = {
-        "prefix_len_ptr": prefix_len_ptr,
-        "token_pos_in_items_ptr": token_pos_in_items_ptr,
-        "max_item_len_ptr": max_item_len_ptr,
-    }
-    if all(x is None for x in given.values()):
+    if prefix_len_ptr is token_pos_in_items_ptr is max_item_len_ptr is None:
         return None
-    for name, x in given.items():
-        if x is None:
-            raise ValueError(f"{op}: {name}: got None, wanted all of {', '.join(given)} for multi-item scoring")
+    all_or_none(
+        op, prefix_len_ptr=prefix_len_ptr, token_pos_in_items_ptr=token_pos_in_items_ptr,
+        max_item_len_ptr=max_item_len_ptr,
+    )  # fmt: skip
     prefix_len = _numbers(op, "prefix_len_ptr", prefix_len_ptr, torch.uint32)
     positions = _numbers(op, "token_pos_in_items_ptr", token_pos_in_items_ptr, torch.uint16)
     longest = _numbers(op, "max_item_len_ptr", max_item_len_ptr, torch.uint16)
-    length, batch_size = whole(op, "token_pos_in_items_len", token_pos_in_items_len), prefix_len.numel()
-    if length < 0:
-        raise ValueError(f"{op}: token_pos_in_items_len: got {length}, wanted 0 or more")
-    if longest.numel() != batch_size:
-        raise ValueError(f"{op}: max_item_len_ptr: got {longest.numel()} elements, wanted {batch_size}")
-    missing = batch_size * length - positions.numel()
-    if not 0 <= missing <= length:
-        raise ValueError(
-            f"{op}: token_pos_in_items_ptr: got {positions.numel()} elements, wanted {batch_size * length}"
-        )
+    length, batch_size = whole(op, "token_pos_in_items_len", token_pos_in_items_len, 0), prefix_len.numel()
+    check_count(op, "max_item_len_ptr", longest, batch_size)
+    most = batch_size * length
+    check_range(op, "token_pos_in_items_ptr", positions.numel(), most - length, most, "elements")
+    missing = most - positions.numel()
     if missing:
         # View as signed numbers, because torch lacks operations of unsigned ones on some devices.
         positions = torch.nn.functional.pad(positions.view(torch.int16), (0, missing)).view(torch.uint16)
@@ -89,33 +82,24 @@ def multi_item(
 
 def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
     """Check a table of multi-item scoring: integers, a vector or one number."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
-    if x.dtype not in INTEGERS:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype} or other integers")
-    if x.dim() > 1:
-        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a vector")
-    return narrowed(op, name, x, dtype).reshape(-1).contiguous()
+    scalar = isinstance(x, torch.Tensor) and x.layout == torch.strided and x.dim() == 0
+    return index_table(op, name, cast(torch.Tensor, x).reshape(1) if scalar else x, dtype)
 
 
 def check_packed(op: str, packed: object, at_least: int) -> None:
     """Check a packed mask of at least so many bytes."""
-    mask = check_buffer(op, "packed_custom_mask", packed, torch.uint8)
-    if exceeds(at_least, mask.numel()):
-        raise ValueError(f"{op}: packed_custom_mask: got {mask.numel()} bytes, wanted {at_least}")
+    mask = check_vector(op, "packed_custom_mask", packed, torch.uint8)
+    check_range(op, "packed_custom_mask", mask.numel(), at_least, unit="bytes")
 
 
-def check_bits(op: str, custom_mask: object, shape: Sequence[int]) -> torch.Tensor:
+def check_bits(op: str, custom_mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return a mask as a contiguous vector of booleans.
 
     It has this shape, this shape after a dimension of one, or as many elements in one dimension.
     """
-    if not isinstance(custom_mask, torch.Tensor):
-        raise TypeError(f"{op}: custom_mask: got {type(custom_mask).__name__}, wanted Tensor")
-    if custom_mask.dtype != torch.bool:
-        raise TypeError(f"{op}: custom_mask: got {custom_mask.dtype}, wanted torch.bool")
-    if custom_mask.is_meta:
-        raise ValueError(f"{op}: custom_mask: got one on meta, wanted one with elements")
+    check_tensor(op, "custom_mask", custom_mask)
+    check_dtype(op, "custom_mask", custom_mask.dtype, (torch.bool,))
+    check_not_meta(op, "custom_mask", custom_mask)
     if custom_mask.dim() == len(shape) + 1 and custom_mask.shape[0] == 1:
         custom_mask = custom_mask[0]  # a batch of one request
     # Compare shapes, because the transposed mask has the same number of elements.
@@ -195,21 +179,19 @@ def masks_of(
     custom_mask, packed_custom_mask = wanted.custom_mask, wanted.packed_custom_mask
     op = tables.op
     if items is not None:
-        if custom_mask is not None or packed_custom_mask is not None:
-            raise ValueError(f"{op}: custom_mask, prefix_len_ptr: got both, wanted a mask or multi-item scoring")
+        for name, mask in (("custom_mask", custom_mask), ("packed_custom_mask", packed_custom_mask)):
+            not_both(op, name, mask, "prefix_len_ptr", items)
         return _multi_item(tables, kv_lens, items, prefix_len)
     if custom_mask is None and packed_custom_mask is None:
         return MaskTensors()
-    if use_cuda_graph and (buffers[0] is None or buffers[1] is None):
-        raise ValueError(
-            f"{op}: custom_mask: got one under CUDA graphs, wanted custom_mask_buf and mask_indptr_buf too"
-        )
+    if use_cuda_graph:
+        for name, buffer in zip(("custom_mask_buf", "mask_indptr_buf"), buffers, strict=True):
+            check_present(op, name, buffer, "one for a custom_mask under CUDA graphs")
     qo_lens = qo_indptr.diff().to(torch.int64)
     bits = qo_lens * kv_lens
-    total = int(bits.sum())
-    if total > INT32_MAX:
-        raise ValueError(f"{op}: custom_mask: got {total} elements in all, wanted at most {INT32_MAX}")
+    check_range(op, "custom_mask", int(bits.sum()), most=INT32_MAX, unit="elements in all")
     if packed_custom_mask is None:
+        assert custom_mask is not None
         mask = check_bits(op, custom_mask, _shape_of_masks(qo_lens.tolist(), kv_lens.tolist())).to(
             tables.device, non_blocking=tables.non_blocking
         )
@@ -239,14 +221,10 @@ def _multi_item(
 ) -> MaskTensors:
     op, length = tables.op, items.token_pos_in_items_len
     assert prefix_len is not None
-    if prefix_len.numel() != kv_lens.numel():
-        raise ValueError(f"{op}: prefix_len_ptr: got {prefix_len.numel()} elements, wanted {kv_lens.numel()}")
-    behind = kv_lens.to(torch.int64) - prefix_len.to(torch.int64)
-    if kv_lens.numel() and int(behind.max()) > length:
-        at = int(behind.argmax())
-        raise ValueError(
-            f"{op}: token_pos_in_items_len: got {length}, and request {at} has {int(behind[at])} keys behind its prefix"
-        )
+    check_count(op, "prefix_len_ptr", prefix_len, kv_lens.numel())
+    if kv_lens.numel():
+        least = int((kv_lens.to(torch.int64) - prefix_len.to(torch.int64)).max())
+        check_range(op, "token_pos_in_items_len", length, least, why=", the keys after a request's prefix")
     return MaskTensors(
         prefix_len=tables.take("prefix_len_ptr", None, items.prefix_len),
         token_pos_in_items=tables.take("token_pos_in_items_ptr", None, items.token_pos_in_items),

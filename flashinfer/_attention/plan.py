@@ -6,8 +6,10 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
-from .._ops.sizes import differs, exceeds
-from .._ops.tensors import check_dims, check_tensor
+from .._ops.arguments import as_planned
+from .._ops.numbers import check_range
+from .._ops.sizes import exceeds
+from .._ops.tensors import check_device, check_dims, check_form
 from .accepted import BALANCED, Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
 from .bound import Bound, bind_plan
@@ -150,37 +152,20 @@ def check_inputs(
     device = planned.lists.plan.device
     check_dims(op, "q", q, 3)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.device != device:
-            raise ValueError(f"{op}: {name}: got one on {x.device}, wanted {device} as the plan's tables are")
-    if differs(q.shape[0], rows) and not (more_rows and exceeds(q.shape[0], rows)):
-        raise ValueError(f"{op}: q: got {q.shape[0]} queries, and plan() was called for {rows}")
-    if q.shape[1] != shape.num_qo_heads or q.shape[2] != shape.head_dim_qk:
-        wanted = f"[{rows}, {shape.num_qo_heads}, {shape.head_dim_qk}]"
-        raise ValueError(f"{op}: q: got shape {list(q.shape)}, and plan() was called for {wanted}")
+        check_device(op, name, x, device, " as the plan's tables are")
+    if not (more_rows and exceeds(q.shape[0], rows)):
+        as_planned(op, "q", q.shape[0], rows, "queries")
     heads, tokens = k.dim() - 2 - layout, k.dim() - 3 + layout
-    if k.shape[heads] != shape.num_kv_heads or k.shape[-1] != shape.head_dim_qk or v.shape[-1] != shape.head_dim_vo:
-        raise ValueError(
-            f"{op}: k, v: got {k.shape[heads]} heads and head_dim {k.shape[-1]} (keys), {v.shape[-1]} (values), and"
-            f" plan() was called for {shape.num_kv_heads}, {shape.head_dim_qk} and {shape.head_dim_vo}"
-        )
-    if q.dtype != shape.dtype_q or k.dtype != shape.dtype_kv:
-        raise TypeError(
-            f"{op}: q, k: got {q.dtype} and {k.dtype}, and plan() was called for {shape.dtype_q} and {shape.dtype_kv}"
-        )
-    if page_size is not None and k.shape[tokens] != page_size:
-        raise ValueError(f"{op}: paged_kv_cache: got pages of {k.shape[tokens]}, and plan() was called for {page_size}")
+    as_planned(op, "q", q.shape[1], shape.num_qo_heads, "heads")
+    as_planned(op, "k", k.shape[heads], shape.num_kv_heads, "heads")
+    for name, x, head_dim in (("q", q, shape.head_dim_qk), ("k", k, shape.head_dim_qk), ("v", v, shape.head_dim_vo)):
+        as_planned(op, name, x.shape[-1], head_dim, "elements in a head")
+    as_planned(op, "q", q.dtype, shape.dtype_q)
+    as_planned(op, "k", k.dtype, shape.dtype_kv)
+    if page_size is not None:
+        as_planned(op, "paged_kv_cache", k.shape[tokens], page_size, "slots in a page")
     got, what = (k.shape[tokens], "rows of keys") if page_size is None else (k.shape[0], "pages")
-    if exceeds(kv_rows, got):
-        raise ValueError(f"{op}: k: got {got} {what}, and the tables of plan() name {kv_rows}")
-
-
-def check_result(op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Check shape and dtype of a caller's tensor for a result."""
-    check_tensor(op, name, x)
-    if x.shape != shape:
-        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
-    if x.dtype != dtype:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
+    check_range(op, "k", got, kv_rows, unit=what, why=" as the tables of plan() name")
 
 
 def results_of(
@@ -191,9 +176,9 @@ def results_of(
     if out is None:
         out = torch.empty((*rows, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
     else:
-        check_result(op, "out", out, (*rows, shape.head_dim_vo), shape.dtype_o)
+        check_form(op, "out", out, (*rows, shape.head_dim_vo), q.device, shape.dtype_o)
     if lse is not None:
-        check_result(op, "lse", lse, rows, torch.float32)
+        check_form(op, "lse", lse, rows, q.device, torch.float32)
     elif return_lse:
         lse = torch.empty(rows, dtype=torch.float32, device=q.device)
     return out, lse

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .._ops.arguments import check_planned
 from ..jit.frozen import refuse_capture
 from .accepted import Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, logits_of, variant_of
@@ -244,6 +245,4 @@ class Planner(EngineContract):
         self._plans = {options: self._make_again(requests, options, planned.extent.joined(extent))}
 
     def _planned_or_fail(self, what: str) -> Plan:
-        if self._planned is None:
-            raise ValueError(f"{self._name}.{what}: got no plan, wanted a call of plan() before")
-        return self._planned
+        return check_planned(f"{self._name}.{what}", self._planned)

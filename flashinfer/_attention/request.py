@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from .._ops.indices import check_offsets
 from .._ops.numbers import positive
 from .accepted import Cut, cut_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
@@ -17,7 +18,7 @@ from .lists import Shape
 from .masks import MaskRequest
 from .plan import Options
 from .signature import HostTables
-from .tables import Tables, check_batch_size, check_indptr, check_pages, on_host, refuse_graph
+from .tables import Tables, check_batch_size, check_pages, on_host, refuse_graph
 
 # Types of arguments that are cached by value. The value of a tensor may change.
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype})
@@ -120,9 +121,9 @@ def bad_tables(request: PlanRequest, near: HostTables) -> NoReturn:
     op, names, indptr, queries = request.op, request.names, near.kv_indptr, near.qo_indptr
     assert indptr is not None
     if queries is not None:
-        check_indptr(op, "qo_indptr", queries)
+        check_offsets(op, "qo_indptr", queries)
     if request.kind.page_size is None or near.last_page_len is None or request.tables.kv_indices is None:
-        check_indptr(op, names[0], indptr, None if queries is None else queries.numel() - 1)
+        check_offsets(op, names[0], indptr, None if queries is None else queries.numel() - 1)
     else:
         last, indices = near.last_page_len, request.tables.kv_indices
         check_pages(op, queries, request.kind.page_size, indptr, last, indices, names)

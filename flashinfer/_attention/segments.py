@@ -9,11 +9,10 @@ import torch
 from .._ops.bind import bind
 from .._ops.dtypes import WIDE_FLOATS
 from .._ops.errors import check_one_device
-from .._ops.indices import index_table
+from .._ops.indices import check_offsets, index_table
 from .._ops.numbers import check_option, check_range
 from .._ops.tensors import is_readable
 from .arguments import no_gradient
-from .tables import check_indptr
 
 
 def variable_length_merge_states(
@@ -48,7 +47,7 @@ def variable_length_merge_states(
     s = s.float()
     check_range(op, "indptr", indptr.numel(), 1, unit="elements")
     if is_readable(indptr):
-        first, end = check_indptr(op, "indptr", indptr)
+        first, end = check_offsets(op, "indptr", indptr)
         check_option(op, "indptr", (first, end), ((0, states),), ", all states of v")
     segments = indptr.numel() - 1
     # Counting begins, unlike repeat_interleave, neither reads lengths on the host nor asserts on the device.

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from .._ops.indices import check_each, check_offsets
+from .._ops.numbers import check_range
+from .._ops.tensors import check_count
 from ..jit.frozen import refuse_capture
 
 INT32_MAX = 2**31 - 1
@@ -35,56 +38,24 @@ def on_host(*tensors: torch.Tensor | None) -> list[Any]:
     return [x if x is None or x.device.type == "cpu" else next(near).view(x.dtype) for x in tensors]
 
 
-def check_buffer(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """Check a buffer for writes: a contiguous vector of exactly this dtype."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{op}: {name}: got {type(x).__name__}, wanted Tensor")
-    if x.dtype != dtype:
-        raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {dtype}")
-    if x.dim() != 1 or not x.is_contiguous():
-        raise ValueError(f"{op}: {name}: got shape {list(x.shape)}, wanted a contiguous vector")
-    return x
-
-
-def check_indptr(op: str, name: str, indptr: torch.Tensor, batch_size: int | None = None) -> tuple[int, int]:
-    """Check that offsets on the host are not negative and never fall. Return the first and the last.
-
-    A table may be a slice of a longer one, so the first offset need not be 0.
-    """
-    values = indptr.tolist()
-    if batch_size is not None and len(values) != batch_size + 1:
-        raise ValueError(f"{op}: {name}: got {len(values)} elements, wanted {batch_size + 1}, one more than requests")
-    if not values or values[0] < 0:
-        raise ValueError(f"{op}: {name}: got {values[0] if values else 'no element'} first, wanted 0 or more")
-    if values != sorted(values):
-        at = next(i for i in range(1, len(values)) if values[i] < values[i - 1])
-        raise ValueError(
-            f"{op}: {name}: got {values[at]} at {at} after {values[at - 1]}, wanted numbers that never fall"
-        )
-    return values[0], values[-1]
-
-
 def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, first: int, end: int) -> int:
     """Check the pages ``[first, end)`` that offsets name; entries outside may hold anything.
 
     Returns:
         One more than the largest page. 0 if the table is on a device or no page is named.
     """
-    if indices.numel() < end:
-        raise ValueError(f"{op}: {name}: got {indices.numel()} pages, and {indptr_name} names {end}")
+    check_range(op, name, indices.numel(), end, unit="pages", why=f" as {indptr_name} names")
     if indices.device.type != "cpu" or first == end:
         return 0
     smallest, largest = (int(x) for x in indices[first:end].aminmax())
-    if smallest < 0:
-        raise ValueError(f"{op}: {name}: got {smallest}, wanted numbers of pages")
+    check_range(op, name, smallest, 0)
     return largest + 1
 
 
 def check_batch_size(op: str, name: str, batch_size: int, buffer: torch.Tensor | None) -> None:
-    if buffer is not None and batch_size != buffer.numel() - 1:
-        raise ValueError(
-            f"{op}: {name}: got {batch_size} requests, and the buffer given for CUDA graphs is for {buffer.numel() - 1}"
-        )
+    if buffer is not None:
+        fixed = buffer.numel() - 1
+        check_range(op, name, batch_size, fixed, fixed, "requests", " as the buffer for CUDA graphs has")
 
 
 def paged_kv_lens(
@@ -94,15 +65,8 @@ def paged_kv_lens(
     pages = indptr.diff()
     has_pages = pages > 0
     if last_page_len.numel():
-        counted = torch.where(has_pages, last_page_len, 1)
-        low, high = (int(x) for x in counted.aminmax())
-        if low < 1 or high > page_size:
-            at = int(((counted < 1) | (counted > page_size)).nonzero()[0])
-            raise ValueError(
-                f"{op}: {name}: got {int(last_page_len[at])} for request {at}, wanted 1 to the page_size of {page_size}"
-            )
-        if int(pages.max()) * page_size > INT32_MAX:
-            raise ValueError(f"{op}: {name}: got a request of {int(pages.max())} pages, more than 2147483647 keys")
+        check_each(op, name, torch.where(has_pages, last_page_len, 1), 1, page_size, ", the page_size")
+        check_range(op, name, int(pages.max()) * page_size, most=INT32_MAX, unit="keys of a request")
     return (pages - 1).mul_(page_size).add_(last_page_len).mul_(has_pages)
 
 
@@ -116,10 +80,7 @@ class Tables:
     def take(self, name: str, buffer: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         if buffer is None:
             return x.to(self.device, non_blocking=self.non_blocking, copy=True)
-        if buffer.numel() < x.numel():
-            raise ValueError(
-                f"{self.op}: {name}: got {x.numel()} elements, and the buffer given for it holds {buffer.numel()}"
-            )
+        check_range(self.op, name, x.numel(), most=buffer.numel(), unit="elements", why=", the size of its buffer")
         if x.device != buffer.device or x.data_ptr() != buffer.data_ptr():  # engines write into the buffer themselves
             self.pending.append((buffer[: x.numel()], x))
         return buffer
@@ -152,12 +113,11 @@ def check_pages(
         Lengths of keys, pages that indices name, and how many indices are used.
     """
     indptr_name, indices_name, last_name = names
-    first, used = check_indptr(op, indptr_name, indptr)
+    first, used = check_offsets(op, indptr_name, indptr)
     batch_size = indptr.numel() - 1
-    if qo_indptr is not None and qo_indptr.numel() != batch_size + 1:
-        raise ValueError(f"{op}: qo_indptr: got {qo_indptr.numel() - 1} requests, and {indptr_name} {batch_size}")
-    if last.numel() != batch_size:
-        raise ValueError(f"{op}: {last_name}: got {last.numel()} elements, wanted {batch_size}")
+    if qo_indptr is not None:
+        check_count(op, "qo_indptr", qo_indptr, batch_size + 1, f" as {indptr_name} has")
+    check_count(op, last_name, last, batch_size)
     num_pages = check_indices(op, indices_name, indices, indptr_name, first, used)
     return paged_kv_lens(op, last_name, indptr, last, page_size), num_pages, used
 

@@ -8,9 +8,10 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from .._ops.arguments import check_none, no_more
 from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
-from .._ops.tensors import check_tensor
+from .._ops.tensors import check_count, check_device, check_tensor, check_vector
 from ..jit.module import JitSpec
 from ..utils import canonicalize_torch_dtype
 from .arguments import (
@@ -31,7 +32,6 @@ from .planner import Planner
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import Parameters, Setting
 from .streams import LastRun
-from .tables import check_buffer
 from .traced import from_shape
 
 
@@ -83,11 +83,9 @@ class BatchWrapper(Planner):
         Raises:
             ValueError: another device, or buffers that are not contiguous.
         """
-        if isinstance(float_workspace_buffer, torch.Tensor) and float_workspace_buffer.device != self.device:
-            raise ValueError(
-                f"{self._name}.reset_workspace_buffer: float_workspace_buffer: got one on"
-                f" {float_workspace_buffer.device}, wanted {self.device}"
-            )
+        op, name = f"{self._name}.reset_workspace_buffer", "float_workspace_buffer"
+        check_tensor(op, name, float_workspace_buffer)
+        check_device(op, name, float_workspace_buffer, self.device)
         self._scheduler.reset(float_workspace_buffer, int_workspace_buffer)
         self._forget_plan()
 
@@ -97,9 +95,8 @@ class BatchWrapper(Planner):
         """Return a checked buffer of the constructor, or ``None`` without CUDA graphs."""
         if not self._use_cuda_graph:
             return None
-        checked = check_buffer(self._name, name, buffer, dtype)
-        if checked.device != self.device:
-            raise ValueError(f"{self._name}: {name}: got one on {checked.device}, wanted {self.device}")
+        checked = check_vector(self._name, name, buffer, dtype)
+        check_device(self._name, name, checked, self.device)
         return checked
 
     def _paged_graph_buffers(self, **buffers: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -107,11 +104,8 @@ class BatchWrapper(Planner):
         checked = tuple(self._graph_buffer(name, buffer) for name, buffer in buffers.items())
         self._paged_kv_indptr_buf, self._paged_kv_indices_buf, self._paged_kv_last_page_len_buf = checked
         (indptr_name, _, last_name), (indptr, _, last) = buffers, checked
-        if indptr is not None and last is not None and last.numel() != indptr.numel() - 1:
-            raise ValueError(
-                f"{self._name}: {last_name}: got {last.numel()} elements, wanted {indptr.numel() - 1}, one less than"
-                f" {indptr_name}"
-            )
+        if indptr is not None and last is not None:
+            check_count(self._name, last_name, last, indptr.numel() - 1, f", one less than {indptr_name}")
         self._fixed_batch_size = 0 if indptr is None else indptr.numel() - 1
         return checked
 
@@ -197,8 +191,7 @@ class BatchWrapper(Planner):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """:meth:`_run` under ``torch.compile``: one graph for all plans."""
         op = f"{self._name}.run"
-        if args:
-            raise TypeError(f"{op}: got {len(args)} more arguments, wanted none without jit_args")
+        no_more(op, args, " without jit_args")
         sizes = from_shape(planned.sizes)
         check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._use_cuda_graph)
         shape, logits, setting = planned.shape, planned.logits, planned.setting
@@ -235,16 +228,14 @@ class BatchWrapper(Planner):
     ) -> tuple[torch.Tensor, Setting, tuple[Any, ...], Callable[[torch.Tensor], None] | None]:
         """Return query, setting and parameters of a run with scales, and a function for the output."""
         shape, logits, operators = planned.shape, planned.logits, planned.operators
-        if operators.custom and (scales[0] is not None or scales[1] is not None):
-            raise ValueError(
-                f"{self._name}.run: q_scale, k_scale: got one with jit_args, wanted none: a variant of your own has the"
-                " scale of its logits as a parameter"
-            )
+        if operators.custom:
+            for name, scale in (("q_scale", scales[0]), ("k_scale", scales[1])):
+                check_none(f"{self._name}.run", name, scale, "your own variant of jit_args scales its logits")
         eight_bits = is_fp8(shape.dtype_q)
         if eight_bits and len(args) == 3 and scales == NO_SCALES:
             scales, args = args, ()
-        if args and not operators.custom:
-            raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted none without jit_args")
+        if not operators.custom:
+            no_more(f"{self._name}.run", args, " without jit_args")
         if eight_bits:
             factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
             own = parameters_of(logits, shape.num_qo_heads, self.device, factor, scales=by_head)

@@ -13,15 +13,18 @@ from .._attention.lists import Scheduler
 from .._attention.plan import refuse_copies
 from .._attention.signature import HostTables
 from .._attention.streams import LastRun
-from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_buffer, check_indices, check_indptr, on_host
-from .._ops.indices import index_table
-from .._ops.numbers import positive, real
-from .._ops.sizes import differs, exceeds
-from .._ops.tensors import check_dims, check_tensor
+from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_indices, on_host
+from .._ops.arguments import as_planned
+from .._ops.dtypes import dtype_of
+from .._ops.indices import check_each, check_offsets, index_table
+from .._ops.numbers import check_range, positive, positive_real
+from .._ops.sizes import exceeds
+from .._ops.tensors import check_count, check_device, check_dims, check_tensor, check_vector
 from .._profiler.buffer import Attached, checked_buffer
 from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims
-from ..utils import canonicalize_torch_dtype
 from .operators import Operators, check_dtype, operators_for, problem_of
+
+MOST_SCALE = 1e30  # a product of two scales is a float32
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,8 @@ class MlaWrapper:
         refuse_copies(self._name)
 
     def _buffer(self, name: str, buffer: torch.Tensor | None) -> torch.Tensor:
-        checked = check_buffer(self._name, name, buffer)
-        if checked.device != self.device:
-            raise ValueError(f"{self._name}: {name}: got one on {checked.device}, wanted {self.device}")
+        checked = check_vector(self._name, name, buffer, torch.int32)
+        check_device(self._name, name, checked, self.device)
         return checked
 
     @property
@@ -90,11 +92,9 @@ class MlaWrapper:
         Raises:
             ValueError: another device, or buffers that are not contiguous.
         """
-        if isinstance(float_workspace_buffer, torch.Tensor) and float_workspace_buffer.device != self.device:
-            raise ValueError(
-                f"{self._name}.reset_workspace_buffer: float_workspace_buffer: got one on"
-                f" {float_workspace_buffer.device}, wanted {self.device}"
-            )
+        op, name = f"{self._name}.reset_workspace_buffer", "float_workspace_buffer"
+        check_tensor(op, name, float_workspace_buffer)
+        check_device(op, name, float_workspace_buffer, self.device)
         self._scheduler.reset(float_workspace_buffer, int_workspace_buffer)
         self._planned = None
 
@@ -123,13 +123,11 @@ class MlaWrapper:
         """
         op = f"{self._name}.plan"
         check_head_dims(*head_dims, f"{op}: ", "head_dim_compressed_kv" if last_page else "head_dim_ckv")
-        dtype = canonicalize_torch_dtype(q_data_type, f"{op}: q_data_type")
-        kv_dtype = canonicalize_torch_dtype(kv_data_type, f"{op}: kv_data_type")
+        dtype, kv_dtype = dtype_of(op, "q_data_type", q_data_type), dtype_of(op, "kv_data_type", kv_data_type)
         check_dtype(op, self.device, dtype, kv_dtype)
         for name, number in (("num_heads", num_heads), ("page_size", page_size)):
             positive(op, name, number)
-        if not 0 < real(op, "sm_scale", sm_scale) < 1e30:
-            raise ValueError(f"{op}: sm_scale: got {sm_scale}, wanted a positive number")
+        positive_real(op, "sm_scale", sm_scale, MOST_SCALE)
         given = {
             name: None if last_page and name == names[0] else index_table(op, name, x)
             for name, x in zip(names, (qo_indptr, kv_indptr, kv_indices, kv_lens), strict=True)
@@ -219,26 +217,18 @@ class MlaWrapper:
         given = dict(q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv_cache, kpe_cache=kpe_cache)
         for name, x in given.items():
             check_dims(op, name, x, 3)
-            if x.device != self.device:
-                raise ValueError(f"{op}: {name}: got one on {x.device}, wanted {self.device} as the plan's tables are")
-            wanted = planned.kv_dtype if name.endswith("cache") else planned.dtype
-            if x.dtype != wanted:
-                raise TypeError(f"{op}: {name}: got {x.dtype}, and plan() was called for {wanted}")
+            if x.device != self.device:  # calls of checks for each tensor would take 1 us in each run
+                check_device(op, name, x, self.device, " as the plan's tables are")
+            dtype = planned.kv_dtype if name.endswith("cache") else planned.dtype
+            if x.dtype != dtype:
+                as_planned(op, name, x.dtype, dtype)
         rows = planned.rows.shape[0]
-        if differs(q_nope.shape[0], rows) and not (self._use_cuda_graph and exceeds(q_nope.shape[0], rows)):
-            raise ValueError(f"{op}: q_nope: got {q_nope.shape[0]} queries, and plan() was called for {rows}")
-        if q_nope.shape[1] != planned.num_heads:
-            raise ValueError(
-                f"{op}: q_nope: got {q_nope.shape[1]} heads, and plan() was called for {planned.num_heads}"
-            )
-        if ckv_cache.shape[1] != planned.page_size:
-            raise ValueError(
-                f"{op}: ckv_cache: got pages of {ckv_cache.shape[1]}, and plan() was called for {planned.page_size}"
-            )
-        if exceeds(planned.pages, ckv_cache.shape[0]):
-            raise ValueError(
-                f"{op}: ckv_cache: got {ckv_cache.shape[0]} pages, and the tables of plan() name {planned.pages}"
-            )
+        if not (self._use_cuda_graph and exceeds(q_nope.shape[0], rows)):
+            as_planned(op, "q_nope", q_nope.shape[0], rows, "queries")
+        as_planned(op, "q_nope", q_nope.shape[1], planned.num_heads, "heads")
+        as_planned(op, "ckv_cache", ckv_cache.shape[1], planned.page_size, "slots in a page")
+        why = " as the tables of plan() name"
+        check_range(op, "ckv_cache", ckv_cache.shape[0], planned.pages, unit="pages", why=why)
 
 
 def _bad_tables(
@@ -253,21 +243,15 @@ def _bad_tables(
 ) -> NoReturn:
     """Raise the error of tables that do not fit each other; all but ``indices`` are on the host."""
     batch_size = lens.numel()
-    if indptr.numel() <= batch_size:
-        raise ValueError(
-            f"{op}: {names[1]}: got {indptr.numel()} elements, wanted {batch_size + 1}, one more than {names[3]} has"
-        )
-    first, used = check_indptr(op, names[1], indptr)
+    check_count(op, names[1], indptr, batch_size + 1, f", one more than {names[3]} has")
+    first, used = check_offsets(op, names[1], indptr)
     if qo_indptr is not None:
-        check_indptr(op, names[0], qo_indptr, batch_size)
+        check_offsets(op, names[0], qo_indptr, batch_size)
     pages = indptr.diff().long()
-    lengths = ((pages - 1) * page_size + lens) * (pages > 0) if last_page else lens.long()
-    least = ((pages - 1) * page_size).clamp(min=0) if last_page else torch.zeros_like(pages)
-    wrong = ((lengths < least) | (lengths > (pages * page_size).clamp(max=INT32_MAX))).nonzero()
-    if wrong.numel():
-        at = int(wrong[0])
-        raise ValueError(
-            f"{op}: {names[3]}: got {int(lengths[at])} keys of request {at}, which has {int(pages[at])} pages of {page_size}"
-        )
+    full = ((pages - 1) * page_size).clamp(min=0) if last_page else torch.zeros_like(pages)
+    lens = lens.where(pages > 0, 0) if last_page else lens
+    check_each(op, names[3], lens, 0, pages * page_size - full, ", the slots of its pages")
+    if batch_size:
+        check_range(op, names[3], int((full + lens).max()), most=INT32_MAX, unit="keys of a request")
     check_indices(op, names[2], indices, names[1], first, used)
     raise ValueError(f"{op}: {names[1]}: got tables that do not fit each other")

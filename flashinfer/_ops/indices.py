@@ -9,6 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .errors import type_error, value_error
+from .tensors import check_not_meta
 
 INTEGERS = frozenset({
     torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
@@ -32,8 +33,7 @@ def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32)
         raise type_error(op, name, x.dtype, f"{dtype} or other integers")
     if x.dim() != 1:
         raise value_error(op, name, f"shape {list(x.shape)}", "a vector")
-    if x.is_meta:
-        raise value_error(op, name, "one on meta", "one with elements")
+    check_not_meta(op, name, x)
     return narrowed(op, name, x, dtype).contiguous()
 
 
@@ -72,6 +72,26 @@ def check_each(
         at = int(wrong.nonzero()[0])
         low, high = (int(one[at]) if isinstance(one, torch.Tensor) else one for one in (least, most))
         raise value_error(op, f"{name}[{at}]", int(x[at]), f"{low} to {high}{why}")
+
+
+def check_offsets(op: str, name: str, offsets: torch.Tensor, count: int | None = None) -> tuple[int, int]:
+    """Check that ``count + 1`` offsets on the host never fall. Return the first and the last.
+
+    A table may be a slice of a longer one, so the first offset need not be 0.
+
+    Raises:
+        ValueError: another number of offsets, one below 0, or one that falls.
+    """
+    values = offsets.tolist()
+    if count is not None and len(values) != count + 1:
+        raise value_error(op, name, f"{len(values)} elements", f"{count + 1}, one more than requests")
+    if not values or values[0] < 0:
+        raise value_error(op, name, f"{values[0] if values else 'no element'} first", "0 or more")
+    if values != sorted(values):
+        at = next(i for i in range(1, len(values)) if values[i] < values[i - 1])
+        got = f"{values[at]} at {at} after {values[at - 1]}"
+        raise value_error(op, name, got, "numbers that never fall")
+    return values[0], values[-1]
 
 
 def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]) -> Callable[..., Any]:

@@ -42,6 +42,16 @@ def check_device(op: str, name: str, x: torch.Tensor, device: torch.device, why:
         raise value_error(op, name, f"a tensor on {x.device}", f"one on {device}{why}")
 
 
+def check_not_meta(op: str, name: str, x: torch.Tensor) -> None:
+    """Check that the elements of a tensor can be read.
+
+    Raises:
+        ValueError: a tensor on meta.
+    """
+    if x.is_meta:
+        raise value_error(op, name, "one on meta", "one with elements")
+
+
 def check_vector(op: str, name: str, x: object, *dtypes: torch.dtype) -> torch.Tensor:
     """Return a contiguous vector, which kernels read or write in place.
 

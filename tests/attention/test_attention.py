@@ -106,8 +106,8 @@ def test_bad_arguments(device):
         ({"kv_len_arr": int32(KV_LENS[1:])}, ValueError, "kv_len_arr: got 6 elements, wanted 7"),
         ({"kv_len_arr": int32([49, *KV_LENS[1:]])}, ValueError, r"kv_len_arr\[0\]: got 49, wanted 0 to 48, the slots"),
         ({"kv_len_arr": int32([-1, *KV_LENS[1:]])}, ValueError, r"kv_len_arr\[0\]: got -1"),
-        ({"kv_indices": indices[1:]}, ValueError, f"kv_indices: got {indices.numel() - 1} pages, and kv_indptr names"),
-        ({"kv_indices": indices - 1000}, ValueError, "kv_indices: got -.*, wanted numbers of pages"),
+        ({"kv_indices": indices[1:]}, ValueError, f"kv_indices: got {indices.numel() - 1} pages, wanted at least"),
+        ({"kv_indices": indices - 1000}, ValueError, "kv_indices: got -.*, wanted at least 0"),
         ({"page_size": "8"}, TypeError, "page_size: got str, wanted an integer"),
         ({"page_size": 0}, ValueError, "page_size: got 0, wanted a positive number"),
         ({"num_qo_heads": 3}, ValueError, "num_qo_heads: got 3, wanted a multiple of num_kv_heads, 2"),
@@ -119,5 +119,5 @@ def test_bad_arguments(device):
         wrapper.run(q, paged.cache, profiler_buffer=q)
     with pytest.raises(ValueError, match=r"q: got 76 queries, and plan\(\) was called for 77"):
         wrapper.run(q[1:], paged.cache)
-    with pytest.raises(TypeError, match="q, k: got torch.float16"):
+    with pytest.raises(TypeError, match="q: got torch.float16"):
         wrapper.run(q.half(), paged.cache)

@@ -120,7 +120,7 @@ def test_a_plan_that_fails_leaves_the_last_one(wrong, device):
         "last page": (indptr, indices, last + PAGE),
         "short": (indptr, indices[:-1], last),
     }[wrong]
-    name = {"falls": "indptr", "last page": "last_page_len"}.get(wrong, "indices")
+    name = {"falls": "indptr", "last page": r"last_page_len\[\d\]"}.get(wrong, "indices")
     with pytest.raises(ValueError, match=rf"^BatchDecodeWithPagedKVCacheWrapper.plan: {name}: got "):
         wrapper.plan(*bad, *SHAPE)
     assert_near(wrapper.run(q, paged.cache), want[0])
@@ -129,5 +129,5 @@ def test_a_plan_that_fails_leaves_the_last_one(wrong, device):
 def test_pages_of_more_keys_than_int32_counts(device):
     wrapper = flashinfer.mla.BatchDecodeMlaWithPagedKVCacheWrapper(workspace(device))
     tables = int32([0, 5]), int32([0, 1, 2, 3, 4]), int32([3])
-    with pytest.raises(ValueError, match=r"plan: .*last_page_len: got 4294967299 keys of request 0, which has 5 pages"):
+    with pytest.raises(ValueError, match=r"plan: .*last_page_len: got 4294967299 keys of a request"):
         wrapper.plan(*tables, 16, 512, 1 << 30, 0.1)

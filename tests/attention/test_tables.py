@@ -63,7 +63,7 @@ def test_pages_of_one_token(layout, device):
     prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), layout)
     prefill.plan(indptr_of(qo_lens), *paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, causal=True)
     assert_near(prefill.run(q, (k, v)), batch_attention(q, qo_lens, requests, causal=True)[0])
-    with pytest.raises(ValueError, match=r"got pages of 1, and plan\(\) was called for 4"):
+    with pytest.raises(ValueError, match=r"got 1 slots in a page, and plan\(\) was called for 4"):
         prefill.plan(
             indptr_of([1]),
             *Paged([4], 4, KV_HEADS, DIM, torch.float16, device).tables_on("cpu"),

@@ -188,7 +188,7 @@ def test_bad_levels(device):
     with pytest.raises(ValueError, match="got no plan"):
         wrapper.run(q, data.cache.cache)  # the first level's plan was overwritten
     wrapper.plan(qo, *pages, *shape)
-    with pytest.raises(TypeError, match="q, k: got torch.bfloat16"):
+    with pytest.raises(TypeError, match="q: got torch.bfloat16"):
         wrapper.run(q.bfloat16(), data.cache.cache)
     with pytest.raises(ValueError, match="q: got 2 dimensions, wanted 3"):
         wrapper.run(q[0], data.cache.cache)

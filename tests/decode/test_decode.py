@@ -285,7 +285,7 @@ def test_a_custom_variant(small):
         wrapper.run(q, paged.cache, bias.half(), 0.2)
     with pytest.raises(ValueError, match=r"bias: got a tensor of torch.sparse_coo, wanted a dense one"):
         wrapper.run(q, paged.cache, bias.to_sparse(), 0.2)
-    with pytest.raises(ValueError, match="q_scale, k_scale: got one with jit_args"):
+    with pytest.raises(ValueError, match="k_scale: got float, wanted None: your own variant"):
         wrapper.run(q, paged.cache, bias, 0.2, k_scale=2.0)
     with pytest.raises(ValueError, match="logits_soft_cap: got one with jit_args"):
         wrapper.plan(*paged.tables_on(device), 4, 2, head_dim, 16, logits_soft_cap=5.0)

@@ -230,7 +230,7 @@ def test_wrappers_refuse_it_on_a_cpu_and_with_custom_variants():
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), backend="fa3")
     with pytest.raises(ValueError, match="backend: got 'fa3', .*: got tensors on cpu"):
         wrapper.plan(*paged.tables_on("cpu"), 4, 2, 64, 16)
-    with pytest.raises(ValueError, match="backend: got 'fa3' with jit_args, wanted 'auto' or 'fa2'"):
+    with pytest.raises(ValueError, match="backend: got 'fa3', wanted 'auto' or 'fa2' with jit_args"):
         flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace("cpu"), jit_args=("x",), backend="fa3")
 
 

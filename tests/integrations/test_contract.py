@@ -131,7 +131,7 @@ def test_what_the_cached_module_refuses(device):
     wrapper._cached_module.plan(*spaces, *good)
     for error, message, args in (
         (TypeError, "_cached_module.plan: got 9 arguments, wanted 15 to 20", good[:6]),
-        (ValueError, "got heads, page_size and head_dims", (*good[:5], 8, *good[6:])),
+        (ValueError, "heads, page_size and head_dims: got", (*good[:5], 8, *good[6:])),
         (ValueError, "kv_indptr: got 2 elements, wanted 3", (good[0], int32([0, 3]), *good[2:])),
     ):
         with pytest.raises(error, match=message):

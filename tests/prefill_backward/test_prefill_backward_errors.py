@@ -73,7 +73,7 @@ def test_bad_batches(device):
     for wrong, error, message in (
         (None, TypeError, "q: got NoneType, wanted Tensor"),
         (q[1:], ValueError, "q: got 34 queries, and plan\\(\\) was called for 35"),
-        (q.double(), TypeError, "q, k: got torch.float64 and"),
+        (q.double(), TypeError, "q: got torch.float64, and plan"),
     ):
         with pytest.raises(error, match=f"BatchPrefillWithRaggedKVCacheWrapper.run: {message}"):
             batch.wrapper.run(wrong, k, v)
