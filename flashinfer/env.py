@@ -211,7 +211,7 @@ WORKSPACE_BASE: Variable[Path | None] = Variable(
 )
 RUNTIME_DIR: Variable[Path | None] = Variable(
     "FLASHINFER_RUNTIME_DIR",
-    "Directory of locks and compile slots, in which each user has a private one. It must be local, not a network mount.",
+    "Directory of locks and compile slots. Each user has a private subdirectory. It must be local, not a network mount.",
     "an absolute path",
     _path,
     lambda: None,
@@ -247,7 +247,7 @@ CPU_ARCH: Variable[str | None] = Variable(
     "one of native, x86-64, x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4+avx512bf16",
     lambda text: _one_of(text, ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4+avx512bf16")),
     lambda: None,
-    "`native`. Prebuilt modules of every level that this CPU has are used.",
+    "`native`. The CPU also uses prebuilt modules of lower levels.",
 )
 DISABLE_JIT = _flag("FLASHINFER_DISABLE_JIT", "Never compile. Existing artifacts, prebuilt or cached, are still used.")
 JIT_VERBOSE = _flag("FLASHINFER_JIT_VERBOSE", "Show every compiler command and its output.")
@@ -271,7 +271,7 @@ JIT_TRACE: Variable[Path | None] = Variable(
 STORE: Variable[tuple[str, ...]] = Variable(
     "FLASHINFER_STORE",
     "Stores to search for a missing module before it is built, in order: `s3://bucket/prefix`, `https://host/prefix`,"
-    " `file:///mnt/layer`. After `unsigned+`, objects of the store need no signature.",
+    " `file:///mnt/layer`. With the prefix `unsigned+`, objects need no signature.",
     "URLs such as s3://bucket/prefix or unsigned+file:///mnt/layer, separated by commas",
     lambda text: tuple(store_url(part.strip()) for part in text.split(",")),
     lambda: (),

@@ -37,7 +37,7 @@ def capabilities() -> str:
 def questions() -> str:
     """Return a row for each question."""
     lines = [
-        "| engine | question | use | answer | names that must all be there |\n",
+        "| engine | question | use | answer | names, all of which must exist |\n",
         "| --- | --- | --- | --- | --- |\n",
     ]
     for question in QUESTIONS:
