@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ._compat.backends import serves_backends
 from ._gemm.arguments import (
     BLOCK,
     F32,
@@ -57,6 +58,7 @@ INDICES = (torch.int32, torch.int64)
 _UPPER_CASE = {"a": "A", "b": "B", "a_scale": "A_scale", "b_scale": "B_scale"}
 
 
+@serves_backends("cublas", "cudnn")
 def bmm_fp8(
     A: torch.Tensor,
     B: torch.Tensor,
@@ -101,6 +103,7 @@ def bmm_fp8(
     return result
 
 
+@serves_backends("cublaslt", "cudnn", "tinygemm")
 def mm_bf16(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -139,6 +142,7 @@ def mm_bf16(
     return result if bias is None else result.add_(bias)
 
 
+@serves_backends("cudnn")
 def bmm_bf16(
     A: torch.Tensor, B: torch.Tensor, out: torch.Tensor | None = None, out_dtype: torch.dtype = torch.bfloat16,
     backend: str = "auto",

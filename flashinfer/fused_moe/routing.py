@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from .._compat.backends import serves_backends
 from .._ops.bind import bind
 from .._ops.errors import renamed, type_error
 from .._ops.numbers import check_range, check_real
@@ -66,6 +67,7 @@ def _numbers(op: str, bias: torch.Tensor) -> torch.Tensor:
     return bias.to(torch.float32).contiguous()
 
 
+@serves_backends("default")
 def fused_topk_deepseek(
     scores: torch.Tensor,
     bias: torch.Tensor,
@@ -77,6 +79,7 @@ def fused_topk_deepseek(
     topk_indices: torch.Tensor,
     launch_with_pdl: bool = True,
     routing_replay_out: torch.Tensor | None = None,
+    backend: str = "default",
 ) -> None:
     """Route like DeepSeek-V3 into the caller's tensors: :func:`route` with ``RoutingMethodType.DeepSeekV3``.
 
@@ -88,6 +91,7 @@ def fused_topk_deepseek(
         launch_with_pdl: accepted; kernels overlap if the GPU can.
         routing_replay_out: ``[at least tokens, topk]`` of signed integers that can hold every expert's id.
             Its first rows receive the experts too.
+        backend: accepted for FlashInfer's callers.
 
     Raises:
         ValueError, TypeError: as :func:`route`.

@@ -22,7 +22,7 @@ LAYERS = {
     "jit/cluster": {"ground", "jit", "jit/machine", "jit/worker"},
     "jit/modules": {"ground", "jit", "jit/machine"},
     "_ops": {"ground", "jit"},
-    "_compat": {"ground"},
+    "_compat": {"ground", "_ops"},
     "_attention": {"ground", "jit", "jit/machine", "jit/modules", "_ops", ""},
     "": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_attention", "_compat"},
     "integrations": {"ground", "jit", "jit/modules", "", "_ops", "_attention"},
