@@ -13,7 +13,7 @@ from functools import partialmethod
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._attention.block_sparse import BlockSparse, causal_mask, no_positions, sizes_on_host
+from ._attention.block_sparse import BlockSparse, causal_mask, check_no_positions, sizes_on_host
 from ._attention.lists import Shape
 from ._attention.scales import Scale
 from ._attention.tables import Tables, on_host, paged_batch
@@ -130,7 +130,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
             TypeError: dtypes that do not fit.
         """
         op = f"{self._name}.plan"
-        no_positions(op, pos_encoding_mode)
+        check_no_positions(op, pos_encoding_mode)
         given = index_tables(op, indptr=indptr, indices=indices)
         for name, value, least in (("M", M, 0), ("N", N, 0), ("R", R, 1), ("C", C, 1)):
             whole(op, name, value, least)
@@ -289,7 +289,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
             TypeError: dtypes that do not fit.
         """
         op = f"{self._name}.plan"
-        no_positions(op, pos_encoding_mode)
+        check_no_positions(op, pos_encoding_mode)
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim, None, q_data_type, kv_data_type)
         blocks, row_sizes, column_sizes = sizes_on_host(op, num_kv_heads, block_mask_map, block_row_sz, block_col_sz)
         qo_len, kv_len = int(row_sizes[0].sum()), int(column_sizes[0].sum())

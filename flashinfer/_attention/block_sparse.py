@@ -19,7 +19,7 @@ from .tables import Batch, Tables
 from .wrapper import BatchWrapper
 
 
-def no_positions(op: str, pos_encoding_mode: str) -> None:
+def check_no_positions(op: str, pos_encoding_mode: str) -> None:
     why = ": kernels see the keys of a row, without their positions in the matrix"
     check_option(op, "pos_encoding_mode", pos_encoding_mode, ("NONE",), why)
 
@@ -27,11 +27,14 @@ def no_positions(op: str, pos_encoding_mode: str) -> None:
 def causal_mask(
     qo_lens: Sequence[int], starts: Sequence[int], positions: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
-    """Masks of rows of blocks under a causal mask of the whole matrix; ``None`` where the kernels' own does the same.
+    """Return the masks of rows of blocks for a causal matrix, or ``None`` if the kernels' causal mask is the same.
 
-    ``starts``: the last position that the first query of each row sees; ``positions``: of the row's keys.
-        Those of a
-    kernel are aligned at the end: the last query sees all keys.
+    The kernels' causal mask is aligned at the end: the last query sees all keys.
+
+    Args:
+        qo_lens: number of queries of each row.
+        starts: last position that the first query of each row sees.
+        positions: positions of each row's keys.
     """
     same, masks = True, []
     for qo_len, start, position in zip(qo_lens, starts, positions, strict=True):
@@ -44,24 +47,24 @@ def causal_mask(
     return None if same else torch.cat(masks)
 
 
-def sizes_on_host(op: str, num_kv_heads: int, *given: torch.Tensor) -> list[torch.Tensor]:
+def sizes_on_host(op: str, num_kv_heads: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """Check the map of blocks and the sizes of their rows and columns, and return them on the host."""
     refuse_capture("plan(): the host would read and write tables", "call it")
     names, ranks = ("block_mask_map", "block_row_sz", "block_col_sz"), (3, 2, 2)
-    near = []
-    for name, x, rank in zip(names, given, ranks, strict=True):
+    on_host = []
+    for name, x, rank in zip(names, tensors, ranks, strict=True):
         check_dims(op, name, x, rank)
         if x.is_floating_point() or x.is_complex():
             raise TypeError(f"{op}: {name}: got {x.dtype}, wanted {'torch.bool' if rank == 3 else 'integers'}")
-        near.append(x.to("cpu", torch.bool if rank == 3 else torch.int64))
-    _, rows, columns = near[0].shape
+        on_host.append(x.to("cpu", torch.bool if rank == 3 else torch.int64))
+    _, rows, columns = on_host[0].shape
     shapes = ((num_kv_heads, rows, columns), (num_kv_heads, rows), (num_kv_heads, columns))
-    bind(op, **{name: (x, shape) for name, x, shape in zip(names, near, shapes, strict=True)})
-    for name, x in zip(names[1:], near[1:], strict=True):
+    bind(op, **{name: (x, shape) for name, x, shape in zip(names, on_host, shapes, strict=True)})
+    for name, x in zip(names[1:], on_host[1:], strict=True):
         if x.numel():
             check_range(op, name, int(x.min()), 0)
-        check_equal(op, name, x.sum(1).tolist(), "in all of the heads")
-    return near
+        check_equal(op, name, x.sum(1).tolist(), "by head")
+    return on_host
 
 
 class BlockSparse(BatchWrapper):
@@ -101,5 +104,5 @@ class BlockSparse(BatchWrapper):
         rope_theta: float | None,
     ) -> None:
         """Replace the options of ``plan()`` by those of ``forward()``."""
-        no_positions(f"{self._name}.forward", pos_encoding_mode)
+        check_no_positions(f"{self._name}.forward", pos_encoding_mode)
         self._use_options("NONE", -1, logits_soft_cap, sm_scale, rope_scale, rope_theta)

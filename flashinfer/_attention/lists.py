@@ -21,10 +21,10 @@ from .signature import HostTables, Problem
 
 INT_WORKSPACE = 8 << 20  # bytes
 _CAPTURED = " as in the first plan of this wrapper, whose sizes a captured CUDA graph has"
-MOST_NUMBERS = 256  # kinds of plans with cached numbers
+MAX_CACHED_PROBLEMS = 256  # a wrapper has few kinds of plans
 _HEADER = 16
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
-_GOOD, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
+_VALID, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,11 @@ class Bounds(NamedTuple):
 
 
 class Scheduler:
-    """The workspaces of a wrapper, and plans made into them."""
+    """Workspaces of a wrapper. It makes plans and writes them to the workspaces."""
 
     def __init__(self, op: str, float_workspace_buffer: torch.Tensor, use_cuda_graph: bool) -> None:
         self.op, self.use_cuda_graph = op, use_cuda_graph
-        self.split = True  # whether keys may be cut
+        self.split = True  # False: no request's keys are split
         self._guess = 1 << 12
         self._fitting: dict[tuple[Any, ...], bool] = {}
         self._numbers: dict[Problem, torch.Tensor] = {}
@@ -174,7 +174,7 @@ class Scheduler:
             )
         host = torch.empty(self._guess, dtype=torch.int32, device="cpu", pin_memory=self._pin)
         header = self._call(plan, host, problem, tables)
-        if not header[_GOOD]:
+        if not header[_VALID]:
             return None
         needed = header[_NEEDED]
         if needed > self._guess:
@@ -208,7 +208,7 @@ class Scheduler:
         return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
     def fits(self, plan: Callable[..., None], problem: Problem, tile_rows: int) -> bool:
-        """Return whether the kernels of another variant take lists with tiles of so many rows. ``plan`` is its operator."""
+        """Return whether another variant has kernels with ``tile_rows``. ``plan``: operator of that variant."""
         key = (*problem.fixed, problem.variant, tile_rows)
         if key not in self._fitting:
             nothing = HostTables(kv_lens=torch.empty(0, dtype=torch.int32, device="cpu"))
@@ -225,7 +225,7 @@ class Scheduler:
     def _call(self, plan: Callable[..., None], buffer: torch.Tensor, problem: Problem, tables: HostTables) -> list[int]:
         numbers = self._numbers.get(problem)
         if numbers is None:
-            if len(self._numbers) >= MOST_NUMBERS:
+            if len(self._numbers) >= MAX_CACHED_PROBLEMS:
                 self._numbers.clear()
             numbers = self._numbers[problem] = problem.tensor()
         call(self.op, plan, buffer, numbers, *tables)
@@ -234,7 +234,7 @@ class Scheduler:
     def _bounds_for(
         self, plan: Callable[..., None], problem: Problem, tables: HostTables, fixed: tuple[int, ...]
     ) -> Bounds | None:
-        """Return the bounds that the first plan fixed. If this plan is the first, return those that it fixes."""
+        """Return the bounds that the first plan fixed. The first plan fixes its own sizes."""
         bounds = self.bounds
         if bounds is not None and bounds.fixed == fixed:
             queries = tables.qo_indptr
@@ -242,7 +242,7 @@ class Scheduler:
             check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
             return bounds
         header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem, tables)
-        if not header[_GOOD]:
+        if not header[_VALID]:
             return None
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
         return Bounds(fixed, header[_ROWS], *sizes)

@@ -18,7 +18,7 @@ from .masks import NO_MASKS, MaskTensors
 from .operators import Operators
 from .signature import Parameters, Setting
 from .tables import Batch
-from .traced import as_shape, number_of_kernels
+from .traced import as_shape, index_of_kernels
 
 
 class Options(NamedTuple):
@@ -110,7 +110,7 @@ def make_plan(
     parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
     rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
     window = max(logits.window_left, -1) + 1
-    kernels = number_of_kernels(operators.kernels)
+    kernels = index_of_kernels(operators.kernels)
     sizes = as_shape((rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window))
     bound = None
     if isinstance(parameters, Parameters) and requests.given is None and not operators.profiler:

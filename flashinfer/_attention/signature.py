@@ -1,7 +1,7 @@
 """Arguments of attention's operators, by name, in the order of their schemas.
 
 csrc/attention/arguments.h has the same lists, and modules register schemas from them. A test compares both. A
-call names only the arguments that differ from their defaults. A new argument is a line here, a line there,
+call names only the arguments that differ from their defaults. A new argument needs a line in each list,
 and its use.
 """
 
@@ -47,8 +47,7 @@ class Setting(NamedTuple):
 class Parameters(NamedTuple):
     """Parameters of the builtin variants. A custom variant replaces them.
 
-    ``maybe_numbers``: see :func:`flashinfer._ops.scalars.numbers_of`; ``maybe_head_scales``: see
-        :mod:`.scales`;
+    ``maybe_numbers``: see :func:`flashinfer._ops.scalars.numbers_of`. ``maybe_head_scales``: see :mod:`.scales`.
     ``maybe_sinks``: ``[num_qo_heads]`` float32, see ``sinks`` of the wrappers' ``run()``.
     """
 
@@ -80,7 +79,7 @@ class Problem(NamedTuple):
     max_merges: int = 0
     tile_rows: int = 0
     split: int = 1
-    kv_chunk: int = 0  # keys are split at its multiples; 0: so as to balance the work
+    kv_chunk: int = 0  # keys are split at its multiples; 0: splits balance the work
     variant: int = 0
     page_size: int = 0  # 0: keys are ragged
 
@@ -112,7 +111,7 @@ class HostTables(NamedTuple):
 
 
 class Rebound(NamedTuple):
-    """Arguments of ``rebind``: another plan of the calls that a handle stands for."""
+    """Arguments of ``rebind``, which gives the bound calls of a handle another plan."""
 
     handle: int
     plan: Tensor | None
@@ -154,6 +153,6 @@ def schema_of(arguments: type[Any], integers: str = "int") -> str:
     ``integers`` is ``"SymInt"`` for sizes that a graph treats as symbolic.
     """
     types = _TYPES | {"int": integers}
-    # Strings, which NamedTuple keeps as forward references.
+    # NamedTuple stores string annotations as forward references.
     annotations = {name: getattr(one, "__forward_arg__", one) for name, one in arguments.__annotations__.items()}
     return ", ".join(f"{types[str(one)]} {name}" for name, one in annotations.items())

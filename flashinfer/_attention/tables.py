@@ -16,10 +16,14 @@ INT32_MAX = 2**31 - 1
 
 
 def refuse_graph() -> None:
-    """In one graph (``fullgraph=True``) an error that says what to do; else torch leaves what follows to Python."""
+    """Raise an error under ``torch.compile``. Without ``fullgraph=True``, torch then runs the caller in Python.
+
+    Raises:
+        ValueError: the call is traced. The text gives the remedy.
+    """
     if is_dynamo_compiling():
         raise ValueError(
-            "plan(): got a call under torch.compile, wanted it outside of what is compiled, where run() is"
+            "plan(): got a call under torch.compile, wanted it outside of the compiled function; run() belongs inside"
         )
 
 
@@ -27,22 +31,22 @@ def on_host(*tensors: torch.Tensor | None) -> list[Any]:
     """Return the tensors on the CPU. One copy reads all tensors of a device. The host waits only for it.
 
     Raises:
-        CaptureError: a CUDA graph is being captured: what a plan copies would be gone when the graph is replayed.
+        CaptureError: a CUDA graph is being captured. Its replays would not repeat the copies of a plan.
     """
     refuse_graph()
     refuse_capture("plan(): the host would read and write tables", "call it")
-    far = [x for x in tensors if x is not None and x.device.type != "cpu"]
-    if not far:
+    on_device = [x for x in tensors if x is not None and x.device.type != "cpu"]
+    if not on_device:
         return list(tensors)
-    near = iter(torch.cat([x.view(torch.int32) for x in far]).cpu().split([x.numel() for x in far]))
-    return [x if x is None or x.device.type == "cpu" else next(near).view(x.dtype) for x in tensors]
+    copies = iter(torch.cat([x.view(torch.int32) for x in on_device]).cpu().split([x.numel() for x in on_device]))
+    return [x if x is None or x.device.type == "cpu" else next(copies).view(x.dtype) for x in tensors]
 
 
 def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, first: int, end: int) -> int:
-    """Check the pages ``[first, end)`` that offsets name; entries outside may hold anything.
+    """Check the entries ``[first, end)`` of a page table. Other entries may have any value.
 
     Returns:
-        One more than the largest page. 0 if the table is on a device or no page is named.
+        One more than the largest page. 0 if the table is on a device or the range is empty.
     """
     check_range(op, name, indices.numel(), end, unit="pages", why=f" as {indptr_name} names")
     if indices.device.type != "cpu" or first == end:
@@ -61,7 +65,7 @@ def check_batch_size(op: str, name: str, batch_size: int, buffer: torch.Tensor |
 def paged_kv_lens(
     op: str, name: str, indptr: torch.Tensor, last_page_len: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """Lengths of requests, ``[batch_size]`` int32 on the host; 0 where a request has no page."""
+    """Return the lengths of requests, ``[batch_size]`` int32 on the host. A request without pages has length 0."""
     pages = indptr.diff()
     has_pages = pages > 0
     if last_page_len.numel():
@@ -71,7 +75,7 @@ def paged_kv_lens(
 
 
 class Tables:
-    """Tables of a plan on the device: fresh copies, or in buffers of the caller's, which ``commit()`` writes."""
+    """Tables of a plan on the device: new copies, or the caller's buffers. ``commit()`` writes the buffers."""
 
     def __init__(self, op: str, device: torch.device, non_blocking: bool) -> None:
         self.op, self.device, self.non_blocking = op, device, non_blocking
@@ -96,7 +100,7 @@ class Batch(NamedTuple):
     rows: int  # the end of the last request's queries in q
     qo_indptr: torch.Tensor | None  # on the host; None: one query for each request
     kv_lens: torch.Tensor  # on the host
-    kv_rows: int  # pages that an index names (where they could be looked at), or rows of ragged keys
+    kv_rows: int  # rows of ragged keys, or one more than the largest page; 0: unknown
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor | None
     kv_start: int = 0  # the first row of ragged keys that a request has
@@ -107,10 +111,10 @@ def check_pages(
     op: str, qo_indptr: torch.Tensor | None, page_size: int, indptr: torch.Tensor, last: torch.Tensor,
     indices: torch.Tensor, names: tuple[str, str, str],
 ) -> tuple[torch.Tensor, int, int]:  # fmt: skip
-    """Check the tables of a paged batch: all on the host but for ``indices``.
+    """Check the tables of a paged batch. Only ``indices`` may be on a device.
 
     Returns:
-        Lengths of keys, pages that indices name, and how many indices are used.
+        Lengths of keys, one more than the largest page, and the number of indices in use.
     """
     indptr_name, indices_name, last_name = names
     first, used = check_offsets(op, indptr_name, indptr)

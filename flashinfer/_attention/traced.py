@@ -22,8 +22,8 @@ from .signature import Parameters, Setting, schema_of
 _KERNELS = ("", *sorted({*kernels_for_archs("prefill"), *kernels_for_archs("decode")}))
 
 
-def number_of_kernels(kernels: str) -> int:
-    """Return the number of a plan's kernels for ``attend_planned``."""
+def index_of_kernels(kernels: str) -> int:
+    """Return the index of a plan's kernels for ``attend_planned``."""
     return _KERNELS.index(kernels) if kernels in _KERNELS else 0
 
 
@@ -66,8 +66,8 @@ define_in_python(
 )
 
 
-# Offsets that make all sizes distinct. torch would give two sizes that are equal once the same symbol.
-_APART = 1 << 40
+# Offsets that make all sizes distinct. torch would give equal sizes the same symbol.
+_OFFSET = 1 << 40
 _NOTHING = torch.empty(0, device="cpu")  # independent of the default device
 
 
@@ -76,10 +76,10 @@ def as_shape(sizes: Sequence[int]) -> torch.Tensor:
 
     Integers would become constants of the graph if a module or a global variable holds them.
     """
-    shape = (0, *(_APART * (number + 1) + size for number, size in enumerate(sizes)))
+    shape = (0, *(_OFFSET * (number + 1) + size for number, size in enumerate(sizes)))
     return _NOTHING.as_strided(shape, (0,) * len(shape))
 
 
 def from_shape(carrier: torch.Tensor) -> list[int]:
     """Return the sizes that :func:`as_shape` stored."""
-    return [size - _APART * (number + 1) for number, size in enumerate(carrier.shape[1:])]
+    return [size - _OFFSET * (number + 1) for number, size in enumerate(carrier.shape[1:])]

@@ -39,14 +39,14 @@ def not_both(op: str, first: str, value: object, second: str, other: object) -> 
     """Check that one of two arguments is ``None``.
 
     Raises:
-        ValueError: neither is.
+        ValueError: both are given.
     """
     if value is not None and other is not None:
         raise value_error(op, first, "both", f"it or {second}")
 
 
 def all_or_none(op: str, **values: object) -> bool:
-    """Return true if all arguments are given, false if none is.
+    """Return true if all arguments are given, false if all are ``None``.
 
     Raises:
         ValueError: some are ``None``.
@@ -61,7 +61,7 @@ def no_more(op: str, args: Sequence[object], why: str = "") -> None:
     """Check that a call has no further positional arguments.
 
     Raises:
-        TypeError: some.
+        TypeError: it has.
     """
     if args:
         raise TypeError(f"{called(op)}: got {len(args)} more arguments, wanted none{why}")
@@ -71,7 +71,7 @@ def check_items(op: str, name: str, value: object, what: str, count: int | None 
     """Check that an argument is a list or a tuple of ``count`` items, which ``what`` describes.
 
     Raises:
-        TypeError: neither of them.
+        TypeError: another type.
         ValueError: another number of items.
     """
     if not isinstance(value, (tuple, list)):
@@ -84,17 +84,17 @@ def check_equal(op: str, name: str, numbers: Sequence[int], unit: str) -> None:
     """Check that numbers are equal. ``unit``: what they count.
 
     Raises:
-        ValueError: two that differ.
+        ValueError: two numbers differ.
     """
     if len(set(numbers)) > 1:
-        raise value_error(op, name, f"{[*numbers]} {unit}", "the same number at each")
+        raise value_error(op, name, f"{[*numbers]} {unit}", "equal numbers")
 
 
 def check_planned(op: str, plan: T | None, call: str = "plan()") -> T:
     """Return the plan of a run.
 
     Raises:
-        ValueError: there is none.
+        ValueError: plan() was not called.
     """
     if plan is None:
         raise ValueError(f"{called(op)}: got no plan, wanted a call of {call} before")

@@ -63,7 +63,7 @@ def define_in_python(
 
 
 def element_type(spec: JitSpec, *args: Any) -> Needs:
-    """Return the coverage that a call needs: the dtype of its first tensor with a dtype that the spec covers."""
+    """Return the coverage that a call needs: the first dtype of its tensors that the spec covers."""
     dtypes = dict(spec.coverage).get("dtype", ())
     names = (str(arg.dtype).removeprefix("torch.") for arg in args if isinstance(arg, torch.Tensor))
     return next(({"dtype": (name,)} for name in names if name in dtypes), {})
@@ -90,9 +90,9 @@ def define(
         gradient: formula of an operator for training. It runs Python before every call.
         on_host: arguments that stay on the host, such as tables, next to tensors on a device.
         needs: maps the spec and the arguments to the coverage that a call needs, as axis -> values.
-        kernels: selects the module. By default that of the GPUs' arch serves the operator if the family has
-            one, else the portable one. ``""``: always the portable one. ``"sm90a"`` or another arch: modules of
-            that arch register the operator. Its namespace is then ``flashinfer_sm90a``.
+        kernels: selects the module. ``None``: the module for the GPUs' arch if the family has one, otherwise the
+            portable module. ``""``: the portable module. ``"sm90a"`` or another arch: the module for that arch.
+            The operator's namespace is then ``flashinfer_sm90a``.
 
     The returned function raises ``ValueError`` and ``TypeError`` if the operator rejects an argument.
     """

@@ -20,7 +20,7 @@ def is_symbolic(number: float) -> bool:
 
 
 def as_tensor(number: float, device: torch.device) -> torch.Tensor:
-    """Return a number as a float64 tensor of one element. It stays symbolic, unlike with ``torch.full``."""
+    """Return a number as a float64 tensor of one element. ``torch.full`` would make it a constant of the graph."""
     return torch.ones((), dtype=torch.float64, device=device) * number
 
 
@@ -51,7 +51,7 @@ def scale_or_tensor(scale: float | torch.Tensor, like: object) -> tuple[float, t
     """Return the two arguments of an operator for a scale that is a number or a tensor of one element.
 
     Args:
-        scale: the scale. The operator rejects what is neither.
+        scale: number or tensor. The operator rejects other types.
         like: tensor on the device of the operator.
     """
     if isinstance(scale, torch.Tensor):

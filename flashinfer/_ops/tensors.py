@@ -49,15 +49,15 @@ def check_not_meta(op: str, name: str, x: torch.Tensor) -> None:
         ValueError: a tensor on meta.
     """
     if x.is_meta:
-        raise value_error(op, name, "one on meta", "one with elements")
+        raise value_error(op, name, "a meta tensor", "a tensor with elements")
 
 
 def check_vector(op: str, name: str, x: object, *dtypes: torch.dtype) -> torch.Tensor:
     """Return a contiguous vector, which kernels read or write in place.
 
     Raises:
-        TypeError: no tensor, or another dtype.
-        ValueError: no dense tensor, or another shape or stride.
+        TypeError: not a tensor, or another dtype.
+        ValueError: not a dense tensor, or not a contiguous vector.
     """
     check_tensor(op, name, x)
     assert isinstance(x, torch.Tensor)
@@ -85,7 +85,7 @@ def check_form(
     check_tensor(op, name, x)
     if is_dynamo_compiling() and x.dim() == len(shape):
         for got, wanted in zip(x.shape, shape, strict=True):
-            torch._check(got == wanted)  # the graph compares sizes that are still unknown when it runs
+            torch._check(got == wanted)  # the graph compares unknown sizes when it runs
     elif x.shape != shape:
         raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted {list(shape)}")
     if x.dtype not in dtypes:

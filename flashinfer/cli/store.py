@@ -12,9 +12,9 @@ from ..jit.lookup import Machine, workspace_directory
 from ..jit.machine import trust
 from ..jit.machine.target import narrowed
 from ..jit.machine.workspace import scratch, workspace
-from ..jit.remote.objects import Wanted
+from ..jit.remote.objects import ObjectId
 from ..jit.remote.signing import keygen, signer, trusted_keys
-from ..jit.remote.transfer import fetch, fetch_default, linkable, repair
+from ..jit.remote.transfer import fetch, fetch_default, link_refusal, repair
 from ..jit.remote.transport import Store
 from ..jit.report import write
 from ..jit.resolve import look_up
@@ -101,18 +101,18 @@ def _pulled(one: Store, recorded: RecordedSpec, to: Path | None) -> Row:
     target = (recorded.target() if to else None) or here.asked
     archs = narrowed(target, spec.archs, spec.name).archs if target is not None else recorded.archs
 
-    def place(build_key: str) -> Path:
+    def destination(build_key: str) -> Path:
         return to / spec.name if to else workspace_directory(workspace(), spec, key, build_key)
 
     def refusal(found: Artifact) -> str | None:
-        return linkable(found) if to else here.refuses(found)
+        return link_refusal(found) if to else here.refuses(found)
 
     found, build = None, here.build_key(key)
     if to is None and (found := look_up(spec, recorded.needs).artifact) is not None:
         return row(spec.name, "there already", found.archs, found)
     if build and archs == (here.target and here.target.archs):
-        found = fetch([one], Wanted(spec.name, key, build), place(build), refusal)
+        found = fetch([one], ObjectId(spec.name, key, build), destination(build), refusal)
     if found is None and (to is not None or not build):
-        found = fetch_default([one], spec, key, archs, place, refusal)
+        found = fetch_default([one], spec, key, archs, destination, refusal)
     why = "" if found is not None else f"not in {one.url}, or refused: see above"
     return row(spec.name, "pulled" if found is not None else "missing", archs, found, why)

@@ -1,8 +1,8 @@
 """Removal of old files from the workspace: the least recently used artifacts first, never those in use.
 
 The time of the last use is the mtime of the manifest. A load sets it at most once a day, and only if it can
-(see ``load.mark_used``), so the order is by days. One process of a machine collects at a time, so that two do
-not both remove enough. Loads and builds do not wait for it. Removal is a rename into ``<workspace>/trash``
+(see ``load.mark_used``), so the order is by days. One process of a machine collects at a time: two would
+remove twice as much as necessary. Loads and builds do not wait for it. Removal is a rename into ``<workspace>/trash``
 and then an unlink, so that nobody sees half an artifact: a loader has the file open or misses, and a mapped
 library works without a name. A killed collection leaves trash for the next one.
 """
@@ -34,7 +34,7 @@ OLD = 86400.0  # seconds: every build writes a file at least once a day
 class Item:
     """A directory of the workspace: an ``artifact``, or files that a ``build`` used or left.
 
-    ``why``: the reason to remove it, or empty. ``kept``: the reason why it stays nevertheless.
+    ``why``: the reason to remove it, or empty. ``kept``: the reason that it was not removed, or empty.
     """
 
     path: Path
@@ -46,10 +46,10 @@ class Item:
 
 
 def collect(root: Path, max_size: int | None = None, dry_run: bool = False, patience: float = PATIENCE) -> list[Item]:
-    """Remove old build directories and leftovers, then artifacts until all take ``max_size`` bytes.
+    """Remove old build directories and leftovers, then artifacts until the workspace has at most ``max_size`` bytes.
 
-    All items are returned. ``dry_run`` removes nothing. ``max_size=None`` keeps every artifact. Without
-    ``patience`` nothing happens while another process collects.
+    Return all items. ``dry_run`` removes nothing. ``max_size=None`` keeps every artifact. ``patience=0`` does
+    nothing if another process collects.
     """
     with exclusive(lock_name(root), patience) as ours:
         return _collect(root, max_size, dry_run) if ours or patience else []
@@ -68,7 +68,7 @@ def _collect(root: Path, max_size: int | None, dry_run: bool) -> list[Item]:
     for item in items:
         if item.kind == "artifact" and max_size is not None and total > max_size:
             kept = "just built or used" if now - item.used < RECENT else _in_use(item.path, mapped())
-            item = replace(item, why="beyond the size", kept=kept)
+            item = replace(item, why="workspace over its size limit", kept=kept)
         elif item.kind != "artifact" and (now - item.used > OLD or item.path.parent.name == "trash"):
             item = replace(item, why="left over")
         if item.why and not item.kept:
@@ -78,7 +78,7 @@ def _collect(root: Path, max_size: int | None, dry_run: bool) -> list[Item]:
     return result
 
 
-def in_background() -> None:
+def collect_in_background() -> None:
     """Start :func:`collect` in a thread, after a build with FLASHINFER_WORKSPACE_MAX_SIZE.
 
     The thread ends with the process.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]
-Places = Iterable[tuple[Path, list[Path]]]  # directory of an artifact, and those above it that must be trusted
+TrustedPaths = Iterable[tuple[Path, list[Path]]]  # directory of an artifact, and those above it that must be trusted
 OTHER_SOURCES = "built from other sources, flags or configuration"
 
 
@@ -86,9 +86,9 @@ class Machine:
         if not found.is_prebuilt and self.build_key(manifest["key"]) not in ("", manifest["build_key"]):
             return "built for another target or by other tools"
         if self.asked is not None and target is None and self.asked.explicit:
-            return f"built for {' '.join(found.archs)} alone, asked for {' '.join(self.asked.archs)}"
+            return f"built for {' '.join(found.archs)} only, wanted {' '.join(self.asked.archs)}"
         if target is not None and target.explicit and not set(target.archs) <= set(found.archs):
-            return f"built for {' '.join(found.archs)}, asked for {' '.join(target.archs)}"
+            return f"built for {' '.join(found.archs)}, wanted {' '.join(target.archs)}"
         if self.loads and is_noexec(found.path):
             return NOEXEC
         return self.why_not_runnable(found.archs) or why_not_linkable(manifest["requires"], manifest["torch_abi"])
@@ -141,7 +141,7 @@ class Request:
         """Return the tools of a build, or nothing if there are none."""
         return self.machine.identity or {}
 
-    def place(self, build_key: str) -> Path:
+    def destination_of(self, build_key: str) -> Path:
         """Return the directory in which to publish a build."""
         return workspace_directory(workspace(), self.spec, self.key, build_key)
 
@@ -170,7 +170,7 @@ class BuildRequest(Request):
     def refuses(self, found: Artifact) -> str | None:
         return None if found.manifest["build_key"] == self.build_key else "not this build"
 
-    def place(self, build_key: str) -> Path:
+    def destination_of(self, build_key: str) -> Path:
         return self.destination
 
 
@@ -197,11 +197,11 @@ class Directories(Source):
 
     reads_only = True
 
-    def places(self, name: str, key: str | None = None) -> Places:
+    def places(self, name: str, key: str | None = None) -> TrustedPaths:
         """Yield the directories of a module: of one key, if the source tells keys apart, or of all."""
         raise NotImplementedError
 
-    def places_of_build(self, request: BuildRequest) -> Places:
+    def places_of_build(self, request: BuildRequest) -> TrustedPaths:
         """Yield the directories that one build may be in."""
         raise NotImplementedError
 
@@ -246,10 +246,10 @@ class Directories(Source):
 class AotDirectories(Directories):
     """Artifacts built ahead of time, in ``FLASHINFER_AOT_DIR`` and ``data/aot``."""
 
-    def places(self, name: str, key: str | None = None) -> Places:
+    def places(self, name: str, key: str | None = None) -> TrustedPaths:
         return [(directory / name, [directory]) for directory in env.aot_dirs()]
 
-    def places_of_build(self, request: BuildRequest) -> Places:
+    def places_of_build(self, request: BuildRequest) -> TrustedPaths:
         return [(request.destination, [])]
 
     def find(self, request: Request) -> Artifact | Rejected:
@@ -259,14 +259,14 @@ class AotDirectories(Directories):
 class Workspace(Directories):
     """Artifacts built by this user's processes, or fetched from stores."""
 
-    def places(self, name: str, key: str | None = None) -> Places:
+    def places(self, name: str, key: str | None = None) -> TrustedPaths:
         for root in roots():
             parent = root / "artifacts" / name
             for folder in [parent / key[:32]] if key else _entries(parent):
                 for place in _entries(folder):
                     yield place, [root, root / "artifacts", parent, folder]
 
-    def places_of_build(self, request: BuildRequest) -> Places:
+    def places_of_build(self, request: BuildRequest) -> TrustedPaths:
         for root in roots():
             yield workspace_directory(root, request.spec, request.key, request.build_key), []
 
@@ -307,7 +307,7 @@ def _lacking(found: Artifact, wanted: Needs) -> str:
     return ", ".join(f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values)
 
 
-def _read(name: str, places: Places) -> Iterator[Artifact | str]:
+def _read(name: str, places: TrustedPaths) -> Iterator[Artifact | str]:
     """Yield the artifacts in directories, or the reasons why they are invalid."""
     for place, above in places:
         if (found := read(place, name)) is not None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .history import Timeline, Watch
     from .lock import Hold
 
-AT_ONCE = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 open files
+MAX_MODULES = 200  # modules in one ninja run: each holds a lock, and a process may have 1,024 open files
 
 
 class Remote(Source):
@@ -46,9 +46,9 @@ class Remote(Source):
 
     def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
         if holds and env.STORE.is_set:
-            from .remote.transfer import fetched
+            from .remote.transfer import fetch_all
 
-            yield from fetched(tuple(holds))
+            yield from fetch_all(tuple(holds))
 
 
 class Build(Source):
@@ -174,9 +174,9 @@ def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: W
         publish_built(built)
     if built and env.WORKSPACE_MAX_SIZE.is_set:
         with process.one_step():
-            from .gc import in_background  # imported only here, because only few builds collect
+            from .gc import collect_in_background  # imported only here, because only few builds collect
 
-        in_background()
+        collect_in_background()
     return outcomes
 
 
@@ -191,7 +191,7 @@ def _take_locks(pending: Sequence[Request], session: Session) -> dict[Request, O
     locks = {request: f"{request.build_key or request.key} {session.root.resolve()}" for request in pending}
     outcomes = dict[Request, Outcome]()
     for request in pending:
-        if len(session.holds) < AT_ONCE:
+        if len(session.holds) < MAX_MODULES:
             try:
                 if (hold := try_hold(locks[request], request.spec.name)) is not None:
                     session.holds[request] = hold

@@ -270,7 +270,7 @@ def test_bad_variable_blocks(device):
         ((blocks, rows[:, 1:], columns), ValueError, r"block_row_sz: got shape \[2, 3\], wanted \[2, 4\]"),
         ((blocks[:1], rows, columns), ValueError, r"block_mask_map: got shape \[1, 4, 5\], wanted \[2, 4, 5\]"),
         ((blocks, rows, columns - 17), ValueError, r"block_col_sz: got -\d+, wanted at least 0"),
-        ((blocks, rows, columns + torch.tensor([[1], [0]])), ValueError, r"block_col_sz: got \[21, 16\] in all of the heads, wanted the same"),
+        ((blocks, rows, columns + torch.tensor([[1], [0]])), ValueError, r"block_col_sz: got \[21, 16\] by head, wanted equal numbers"),
         (([], rows, columns), TypeError, "block_mask_map: got list, wanted Tensor"),
     ):  # fmt: skip
         with pytest.raises(error, match=message):

@@ -230,7 +230,9 @@ def test_clean_lists_its_removals_and_then_removes(run, used, capsys):
     assert [(row["what"], row["fate"]) for row in rows] == [
         ("artifacts/old/key/build", "would be removed"), ("artifacts/new/key/build", "stays"),
     ]  # fmt: skip
-    assert rows[0]["kind"] == "artifact" and rows[0]["size"] == 1000 and rows[0]["why"] == "beyond the size"
+    assert (
+        rows[0]["kind"] == "artifact" and rows[0]["size"] == 1000 and rows[0]["why"] == "workspace over its size limit"
+    )
     assert (used / "old" / "key" / "build").exists()
     text = run("clean", "--max-size", "1500", "--yes", text=True)
     assert "removed" in text and "20 d" in text

@@ -195,7 +195,7 @@ def test_same_sources_elsewhere_give_the_same_bytes(make_spec, tmp_path, monkeyp
 
 
 def test_more_modules_than_one_run_takes(make_spec, compilers_started, monkeypatch, tmp_path):
-    monkeypatch.setattr("flashinfer.jit.resolve.AT_ONCE", 2)
+    monkeypatch.setattr("flashinfer.jit.resolve.MAX_MODULES", 2)
     specs = [make_spec(f"m{number}") for number in range(5)]
     assert [artifact.name for artifact in build_jit_specs(specs)] == [spec.name for spec in specs]
     assert compilers_started() == 5

@@ -143,7 +143,7 @@ def test_a_requested_arch_is_required(built, tmp_path, monkeypatch):
     shutil.rmtree(artifact.directory)
     assert look_up(spec).artifact is not None, "any level of this CPU is accepted without a request"
     monkeypatch.setenv("FLASHINFER_CPU_ARCH", "x86-64-v2")
-    assert "built for x86-64, asked for x86-64-v2" in look_up(spec).reason
+    assert "built for x86-64, wanted x86-64-v2" in look_up(spec).reason
 
 
 def test_other_tools_miss_in_the_workspace_and_hit_ahead_of_time(built, tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_a_publisher_that_is_killed_leaves_nothing_in_the_way(make_spec, host, r
     files = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert len(files) == 1 and files[0].name.startswith("."), "readers skip it"
     host("b", url)
-    assert transfer.stores()[0].get(transfer.wanted_of(spec.build()).place) is None
+    assert transfer.stores()[0].get(transfer.id_of(spec.build()).path) is None
     host("c", url, publish=True)
     spec.build()
     host("d", url)

@@ -27,7 +27,7 @@ static void run(const Params& params, int steps) {
   profiler.begin(Event::kItem);
   if (threadIdx.x < 128) {
     profiler.begin(Event::kLoadQuery);
-    for (int i = 0; i < steps; ++i) profiler.turn(Event::kGemmQk), profiler.turn(Event::kSoftmax);
+    for (int i = 0; i < steps; ++i) profiler.switch_to(Event::kGemmQk), profiler.switch_to(Event::kSoftmax);
     profiler.end(Event::kSoftmax);
   } else {
     for (int i = 0; i < steps; ++i) profiler.begin(Event::kLoadKv), profiler.end(Event::kLoadKv);

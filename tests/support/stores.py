@@ -38,7 +38,7 @@ def place_of(remote: ObjectStore) -> str:
 
 def taken(*requests) -> list:
     """Return the artifacts of modules in the stores, with the modules' locks held."""
-    return [found for _, found in transfer.fetched(requests) if isinstance(found, Artifact)]
+    return [found for _, found in transfer.fetch_all(requests) if isinstance(found, Artifact)]
 
 
 def flipped(data: bytes, at: int) -> bytes:

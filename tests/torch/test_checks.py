@@ -58,7 +58,7 @@ REFUSED: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (TypeError, "got str, wanted a list or tuple of sizes", lambda: arguments.check_items("f", "x", "ab", "sizes", 2)),
     (TypeError, "got Tensor, wanted a list or tuple of sizes", lambda: arguments.check_items("f", "x", TABLE, "sizes")),
     (ValueError, "got 1, wanted 2, sizes", lambda: arguments.check_items("f", "x", [1], "sizes", 2)),
-    (ValueError, "got [4, 5] rows, wanted the same number at each", lambda: arguments.check_equal("f", "x", (4, 5), "rows")),
+    (ValueError, "got [4, 5] rows, wanted equal numbers", lambda: arguments.check_equal("f", "x", (4, 5), "rows")),
     (ValueError, "got 4 rows, and plan() was called for 3", lambda: arguments.as_planned("f", "x", 4, 3, "rows")),
     (TypeError, "got torch.float16, and plan() was called for torch.int8", lambda: arguments.as_planned("f", "x", HALF, torch.int8)),
     (ValueError, "got 0, wanted at least 1", lambda: numbers.check_range("f", "x", 0, 1)),

@@ -1,4 +1,4 @@
-"""Specs of the project's modules, from the files that they find in ``csrc``.
+"""Specs of the project's modules. Their kernels are found by file name in ``csrc``.
 
 ``csrc/<family>_<kernels>.*`` holds the kernels of a module: portable ones (``cpu``, ``cuda``), or those for one GPU
 arch only (``sm90a``, ``sm100a``). No list names them, so that a kernel for the next arch is a new file.
@@ -96,7 +96,7 @@ def arch_modules(portable: JitSpec) -> tuple[JitSpec, ...]:
 
 
 def _archs(kernels: str) -> tuple[str, ...]:
-    """Return the arch of kernels for one, or nothing for portable ones and other names."""
+    """Return the arch that a name such as ``sm90a`` stands for. Other names have none."""
     try:
         arch = Arch.of(kernels)
     except ValueError:

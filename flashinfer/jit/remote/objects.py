@@ -21,13 +21,13 @@ from ..artifact import MANIFEST, Artifact, build_key, publish, read, sealed, ver
 from ..machine import trust
 from ..machine.target import Target
 from ..machine.workspace import scratch
-from .signing import Signer, is_signature, shown
+from .signing import Signer, is_signature, key_line
 
 MAGIC = b"flashinfer object 1\n"
 _HEAD = struct.Struct(f">{len(MAGIC)}s32s64sQQ")
 
 
-class Wanted(NamedTuple):
+class ObjectId(NamedTuple):
     """Identity of an object: a module's name, its key and its build key."""
 
     name: str
@@ -35,7 +35,7 @@ class Wanted(NamedTuple):
     build_key: str
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """Return the object's path in a store."""
         return f"{self.name}/{self.key}/{self.build_key}"
 
@@ -45,8 +45,8 @@ def pointer(name: str, key: str, archs: Collection[str]) -> str:
     return f"{name}/{key}/default-{'_'.join(archs).replace('+', '-')}"
 
 
-def wanted_of(found: Artifact) -> Wanted:
-    return Wanted(found.name, found.manifest["key"], found.manifest["build_key"])
+def id_of(found: Artifact) -> ObjectId:
+    return ObjectId(found.name, found.manifest["key"], found.manifest["build_key"])
 
 
 def pack(found: Artifact, signer: Signer | None) -> bytes:
@@ -61,20 +61,20 @@ def pack(found: Artifact, signer: Signer | None) -> bytes:
     manifest = json.dumps(found.manifest, indent=1, sort_keys=True).encode()
     public, signature = bytes(32), bytes(64)
     if signer is not None:
-        public, signature = signer(_signed(wanted_of(found), manifest, library))
+        public, signature = signer(_signed(id_of(found), manifest, library))
     return _HEAD.pack(MAGIC, public, signature, len(manifest), len(library)) + manifest + library
 
 
-def _signed(wanted: Wanted, manifest: bytes, library: bytes) -> bytes:
+def _signed(expected: ObjectId, manifest: bytes, library: bytes) -> bytes:
     digests = [hashlib.sha256(data).hexdigest() for data in (manifest, library)]
-    return MAGIC + json.dumps([*wanted, *digests]).encode()
+    return MAGIC + json.dumps([*expected, *digests]).encode()
 
 
-def unpack(data: bytes, wanted: Wanted, trusted: Collection[bytes] | None) -> tuple[bytes, bytes]:
-    """Return manifest and library of an object. ``trusted``: public keys, or ``None`` to need no signature.
+def unpack(data: bytes, expected: ObjectId, trusted: Collection[bytes] | None) -> tuple[bytes, bytes]:
+    """Return manifest and library of an object. ``trusted``: public keys, or ``None`` to skip signatures.
 
     Raises:
-        ArtifactError: it is incomplete, not the wanted object, or not signed by a trusted key.
+        ArtifactError: it is incomplete, another object, or not signed by a trusted key.
     """
     if len(data) < _HEAD.size or not data.startswith(MAGIC):
         raise ArtifactError(f"is not an object ({len(data)} bytes)")
@@ -86,15 +86,18 @@ def unpack(data: bytes, wanted: Wanted, trusted: Collection[bytes] | None) -> tu
         if not any(signature):
             raise ArtifactError("is not signed")
         if public not in trusted:
-            raise ArtifactError(f"is signed by {shown(public)}, a key that FLASHINFER_STORE_KEYS does not have")
-        if not is_signature(public, signature, _signed(wanted, manifest, library)):
+            raise ArtifactError(f"is signed by {key_line(public)}, a key that FLASHINFER_STORE_KEYS does not have")
+        if not is_signature(public, signature, _signed(expected, manifest, library)):
             raise ArtifactError("has a wrong signature: the object is damaged, or belongs to another module")
     try:
         claims = json.loads(manifest)
-        made = build_key(claims["key"], Target("", tuple(claims["archs"]), False), claims["toolchain"])
+        claimed_build = build_key(claims["key"], Target("", tuple(claims["archs"]), False), claims["toolchain"])
         if claims != sealed(claims) or hashlib.sha256(library).hexdigest() != claims["sha256"]:
             raise ArtifactError("is damaged: a digest differs from the manifest")
-        if tuple(wanted) != (claims["name"], claims["key"], claims["build_key"]) or made != wanted.build_key:
+        if (
+            tuple(expected) != (claims["name"], claims["key"], claims["build_key"])
+            or claimed_build != expected.build_key
+        ):
             raise ArtifactError("belongs to another module or another build")
     except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as err:
         raise ArtifactError(f"has an invalid manifest ({type(err).__name__})") from None
@@ -103,7 +106,7 @@ def unpack(data: bytes, wanted: Wanted, trusted: Collection[bytes] | None) -> tu
 
 def install(
     data: bytes,
-    wanted: Wanted,
+    expected: ObjectId,
     destination: Path,
     trusted: Collection[bytes] | None,
     refusal: Callable[[Artifact], str | None],
@@ -114,16 +117,16 @@ def install(
         ArtifactError: the object is rejected. The text gives the reason.
         OSError: the destination cannot be written.
     """
-    manifest, library = unpack(data, wanted, trusted)
+    manifest, library = unpack(data, expected, trusted)
     trust.make_directories(destination.parent)
     # The directory looks like a publication in progress: loads skip it, and gc removes it.
     with scratch(destination.parent, f".{destination.name}.") as folder:
-        directory = folder / wanted.name
+        directory = folder / expected.name
         trust.make_directories(directory)
-        for name, content in ((MANIFEST, manifest), (f"{wanted.name}.so", library)):
+        for name, content in ((MANIFEST, manifest), (f"{expected.name}.so", library)):
             (directory / name).write_bytes(content)
             (directory / name).chmod(0o600)
-        found = read(directory, wanted.name)
+        found = read(directory, expected.name)
         if not isinstance(found, Artifact):
             raise ArtifactError(f"is not an artifact: {found}".replace(f"{directory}: ", ""))
         if (reason := refusal(found)) is not None:

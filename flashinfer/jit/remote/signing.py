@@ -26,7 +26,7 @@ def _ed25519() -> Any:
     return ed25519
 
 
-def shown(public: bytes) -> str:
+def key_line(public: bytes) -> str:
     """Format a public key as a line of ``FLASHINFER_STORE_KEYS``."""
     return f"ed25519:{public.hex()}"
 
@@ -44,7 +44,7 @@ def keygen(path: Path) -> str:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(handle, "wb") as file:
         file.write(data)
-    return shown(key.public_key().public_bytes_raw())
+    return key_line(key.public_key().public_bytes_raw())
 
 
 def signer() -> Signer:

@@ -16,11 +16,11 @@ from ..events import emit
 from ..lookup import Answers, BuildRequest, Rejected, Request
 from ..machine.target import why_not_linkable
 from ..spec import Spec
-from .objects import Wanted, install, pack, pointer, unpack, wanted_of
+from .objects import ObjectId, id_of, install, pack, pointer, unpack
 from .signing import Signer, signer, trusted_keys
 from .transport import Store
 
-AT_ONCE = 8  # requests
+MAX_REQUESTS = 8  # requests
 Refusal = Callable[[Artifact], str | None]
 _stores: dict[str, Store] = {}
 
@@ -40,69 +40,69 @@ def stores() -> list[Store]:
 
 
 def fetch(
-    among: Iterable[Store], wanted: Wanted, destination: Path, refusal: Refusal, again: bool = False
+    candidates: Iterable[Store], object_id: ObjectId, destination: Path, refusal: Refusal, ignore_misses: bool = False
 ) -> Artifact | None:
     """Publish the first valid object of the stores at ``destination``."""
-    for one in among:
+    for one in candidates:
         began = time.perf_counter()
-        if (data := one.get(wanted.place, again)) is None:
+        if (data := one.get(object_id.path, ignore_misses)) is None:
             continue
         try:
-            found = install(data, wanted, destination, trusted_keys() if one.signed else None, refusal)
+            found = install(data, object_id, destination, trusted_keys() if one.signed else None, refusal)
         except OSError as err:
             one.complain(f"{destination} cannot be written: {err}")
         except (ArtifactError, TypeError, ValueError, AttributeError) as err:  # unsigned manifests may be anything
-            one.forget(wanted.place)
-            one.complain(f"{wanted.place} {err}; it is not used")
+            one.forget(object_id.path)
+            one.complain(f"{object_id.path} {err}; it is not used")
         else:
             ms = (time.perf_counter() - began) * 1e3
-            emit("fetch", wanted.name, ms, url=f"{one.url}/{wanted.place}", bytes=len(data))
+            emit("fetch", object_id.name, ms, url=f"{one.url}/{object_id.path}", bytes=len(data))
             return found
     return None
 
 
 def fetch_default(
-    among: Iterable[Store],
+    candidates: Iterable[Store],
     spec: Spec,
     key: str,
     archs: Collection[str],
     destination: Callable[[str], Path],
     refusal: Refusal,
 ) -> Artifact | None:
-    """Fetch like :func:`fetch` a build of any tools for these archs, for a machine without tools."""
-    for one in among:
+    """Publish a build for these archs by any tools. A machine without tools cannot compute its own build key."""
+    for one in candidates:
         text = one.get(place := pointer(spec.name, key, archs))
         if text is None:
             continue
         if not re.fullmatch(b"[0-9a-f]{64}", text):
             one.complain(f"{place} is not a pointer; it is not used")
             continue
-        wanted = Wanted(spec.name, key, text.decode())
-        if (found := fetch([one], wanted, destination(wanted.build_key), refusal)) is not None:
+        object_id = ObjectId(spec.name, key, text.decode())
+        if (found := fetch([one], object_id, destination(object_id.build_key), refusal)) is not None:
             return found
     return None
 
 
-def linkable(found: Artifact) -> str | None:
+def link_refusal(found: Artifact) -> str | None:
     return why_not_linkable(found.manifest["requires"], found.manifest["torch_abi"])
 
 
-def fetched(requests: Sequence[Request]) -> Answers:
+def fetch_all(requests: Sequence[Request]) -> Answers:
     """Fetch modules whose locks this process holds."""
-    among = stores()
-    nowhere = Rejected((f"none is in the stores {', '.join(one.url for one in among)}",))
-    with ThreadPoolExecutor(min(AT_ONCE, len(requests))) as pool:
-        for request, found in zip(requests, pool.map(partial(_fetched, among), requests), strict=True):
+    candidates = stores()
+    nowhere = Rejected((f"none is in the stores {', '.join(one.url for one in candidates)}",))
+    with ThreadPoolExecutor(min(MAX_REQUESTS, len(requests))) as pool:
+        for request, found in zip(requests, pool.map(partial(_fetch_request, candidates), requests), strict=True):
             yield request, nowhere if found is None else found
 
 
-def _fetched(among: Sequence[Store], request: Request) -> Artifact | None:
-    """Fetch the build of a request, or without tools any build for its archs."""
+def _fetch_request(candidates: Sequence[Store], request: Request) -> Artifact | None:
+    """Fetch the build of a request. If this machine has no tools, fetch any build for its archs."""
     name, key, build = request.spec.name, request.key, request.build_key
-    refusal = linkable if isinstance(request, BuildRequest) else request.refuses
+    refusal = link_refusal if isinstance(request, BuildRequest) else request.refuses
     if build:
-        return fetch(among, Wanted(name, key, build), request.place(build), refusal)
-    return fetch_default(among, request.spec, key, request.archs, request.place, refusal)
+        return fetch(candidates, ObjectId(name, key, build), request.destination_of(build), refusal)
+    return fetch_default(candidates, request.spec, key, request.archs, request.destination_of, refusal)
 
 
 def push(one: Store, found: Artifact, sign: Signer | None) -> str:
@@ -110,28 +110,28 @@ def push(one: Store, found: Artifact, sign: Signer | None) -> str:
 
     Return ``written``, ``there already``, or ``""`` if rejected.
     """
-    how = one.put(wanted_of(found).place, pack(found, sign))
+    how = one.put(id_of(found).path, pack(found, sign))
     return how and point(one, found, how)
 
 
 def repair(one: Store, found: Artifact, sign: Signer | None) -> str:
     """Write like :func:`push`, and replace an existing object that no machine would accept: ``repaired``."""
-    how, wanted = push(one, found, sign), wanted_of(found)
+    how, object_id = push(one, found, sign), id_of(found)
     if how != "there already":
         return how
     try:
         trusted = {sign(b"")[0]} | (trusted_keys() if env.STORE_KEYS.is_set else set()) if sign else None
-        unpack(one.get(wanted.place, again=True) or b"", wanted, trusted)
+        unpack(one.get(object_id.path, ignore_misses=True) or b"", object_id, trusted)
         return how
     except ArtifactError:
-        how = one.put(wanted.place, pack(found, sign), replace=True)
+        how = one.put(object_id.path, pack(found, sign), replace=True)
         return how and point(one, found, "repaired", replace=True)
 
 
 def point(one: Store, found: Artifact, how: str, replace: bool = False) -> str:
     """Write the pointer to an existing object."""
-    wanted = wanted_of(found)
-    one.put(pointer(*wanted[:2], found.archs), wanted.build_key.encode(), replace)
+    object_id = id_of(found)
+    one.put(pointer(*object_id[:2], found.archs), object_id.build_key.encode(), replace)
     return how
 
 

@@ -116,12 +116,12 @@ class Store:
         self._said = set[str]()
         self._missed = dict[str, float]()
 
-    def get(self, name: str, again: bool = False) -> bytes | None:
+    def get(self, name: str, ignore_misses: bool = False) -> bytes | None:
         """Return an object, or ``None`` if it is missing or the store does not answer.
 
-        ``again``: ignore known misses.
+        ``ignore_misses``: send the request even if the object was missing a moment ago.
         """
-        if not again and time.monotonic() - self._missed.get(name, -FORGET) < FORGET:
+        if not ignore_misses and time.monotonic() - self._missed.get(name, -FORGET) < FORGET:
             return None
         data: bytes | None = self._ask(lambda seconds: self._open().get(name, seconds), None)
         if data is None:

@@ -21,7 +21,7 @@ struct Profiler {
   __device__ __forceinline__ explicit Profiler(const Params&) {}
   __device__ __forceinline__ void begin(Event) const {}
   __device__ __forceinline__ void end(Event) const {}
-  __device__ __forceinline__ void turn(Event) const {}
+  __device__ __forceinline__ void switch_to(Event) const {}
   __device__ __forceinline__ void instant(Event) const {}
   __device__ __forceinline__ void finish() const {}
 };
@@ -44,7 +44,7 @@ struct Profiler<true> {
   __device__ __forceinline__ void begin(Event event) { note(kBegin, event); }
   __device__ __forceinline__ void end(Event event) { note(kEnd, event); }
   // End the last event and begin another, in one record.
-  __device__ __forceinline__ void turn(Event event) { note(kTurn, event); }
+  __device__ __forceinline__ void switch_to(Event event) { note(kTurn, event); }
   __device__ __forceinline__ void instant(Event event) { note(kInstant, event); }
   // Close the track. A track that is never closed has no events.
   __device__ __forceinline__ void finish() const { write_ends(2, count); }

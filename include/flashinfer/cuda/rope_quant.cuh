@@ -86,13 +86,13 @@ __device__ __forceinline__ void rotate_unit(const RopeQuantParams& p, const floa
   const int pairs = p.rotary_dim / 2;
   if (p.interleave) {
     float cos[kN / 2], sin[kN / 2];
-    const auto turn = [&](float (&x)[kN], const float* from) {
+    const auto rotate = [&](float (&x)[kN], const float* from) {
       load_angles(from, cos), load_angles(from + pairs, sin);
 #pragma unroll
       for (int j = 0; j < kN / 2; ++j) rotate_rounded<T>(x[2 * j], x[2 * j + 1], cos[j], sin[j]);
     };
-    turn(low, angles + at * (kN / 2));
-    turn(high, angles + pairs / 2 + at * (kN / 2));
+    rotate(low, angles + at * (kN / 2));
+    rotate(high, angles + pairs / 2 + at * (kN / 2));
   } else {
     float cos[kN], sin[kN];
     load_angles(angles + at * kN, cos), load_angles(angles + pairs + at * kN, sin);

@@ -174,7 +174,7 @@ struct MlaTile {
     // Two sharing warps have rows either both or neither.
     const bool works = warp < S::kLogitWarps && row0 / S::kSharedRows * S::kSharedRows < rows.count;
     Logits s;
-    profiler.turn(Event::kGemmQk);
+    profiler.switch_to(Event::kGemmQk);
     if (works) {
       score(tile, s);
       if (item.kv_start + (tile + 1) * S::kKeys > rows.end(0)) hide(tile, s);
@@ -192,7 +192,7 @@ struct MlaTile {
     }
     __syncthreads();
     if (S::kShares && is_late()) load_keys(tile + 1, page);
-    profiler.turn(Event::kSoftmax);
+    profiler.switch_to(Event::kSoftmax);
     if (works) {
       const float scale = params.sm_scale_log2;
 #pragma unroll
@@ -302,28 +302,28 @@ struct MlaTile {
     o.clear();
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      profiler.turn(Event::kWaitKeys);
+      profiler.switch_to(Event::kWaitKeys);
       ptx::cp_async_wait<0>();
       __syncthreads();
       if constexpr (S::kStages == 2) {
-        profiler.turn(Event::kLoadKv);
+        profiler.switch_to(Event::kLoadKv);
         if (!is_late()) load_keys(tile + 1, page);
       }
       if constexpr (S::kWidens) {
-        profiler.turn(Event::kPackKv);
+        profiler.switch_to(Event::kPackKv);
         widen_keys(tile);
         __syncthreads();
       }
       if constexpr (S::kWidens && S::kStages == 1) {
-        profiler.turn(Event::kLoadKv);
+        profiler.switch_to(Event::kLoadKv);
         load_keys(tile + 1, page);
       }
       exponentiate(tile, m, l, page);
-      profiler.turn(Event::kGemmPv);
+      profiler.switch_to(Event::kGemmPv);
       multiply_values(tile, o, row0, column);
       if constexpr (!S::kWidens && S::kStages == 1) {
         __syncthreads();
-        profiler.turn(Event::kLoadKv);
+        profiler.switch_to(Event::kLoadKv);
         load_keys(tile + 1, page);
       }
     }
@@ -345,7 +345,7 @@ struct MlaTile {
         if (row < all.count) all.write_softmax(row, m[x], state.half[0][row] + state.half[1][row]);
       }
     }
-    profiler.turn(Event::kWriteOutput);
+    profiler.switch_to(Event::kWriteOutput);
     write(all, o);
     profiler.end(Event::kWriteOutput);
     ptx::cp_async_wait<0>();

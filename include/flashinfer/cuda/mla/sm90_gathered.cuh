@@ -30,18 +30,18 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
     const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
     uint32_t p[16];
     float own[2] = {1, 1}, others[2] = {1, 1};
-    profiler.turn(Event::kSoftmax);
+    profiler.switch_to(Event::kSoftmax);
     const bool raised = exponentiate(2 * pair, p, own);
     store_weights(p);
     ptx::fence_proxy_async();
     ptx::named_barrier_arrive<256>(kMlaWeightsA);
     if (raised) rescale(own);
-    profiler.turn(Event::kGemmPv);
+    profiler.switch_to(Event::kGemmPv);
     multiply_own(p);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);
     ptx::warpgroup_hold(p);
-    profiler.turn(Event::kWaitWeights);
+    profiler.switch_to(Event::kWaitWeights);
     release(kBlockA);
     ptx::named_barrier<256>(kMlaWeightsB);
     if (receive_row_maxima(others)) {
@@ -57,9 +57,9 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
     const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
     uint32_t p[16];
     float own[2] = {1, 1}, others[2] = {1, 1};
-    profiler.turn(Event::kWaitMaxima);
+    profiler.switch_to(Event::kWaitMaxima);
     ptx::named_barrier<256>(kMlaMaximaA);
-    profiler.turn(Event::kSoftmax);
+    profiler.switch_to(Event::kSoftmax);
     const bool other = receive_row_maxima(others);
     sum[0] *= others[0], sum[1] *= others[1];
     exponentiate(2 * pair + 1, p, own);
@@ -67,9 +67,9 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
     ptx::fence_proxy_async();
     ptx::named_barrier_arrive<256>(kMlaWeightsB);
     if (other) rescale(others);
-    profiler.turn(Event::kWaitWeights);
+    profiler.switch_to(Event::kWaitWeights);
     ptx::named_barrier<256>(kMlaWeightsA);
-    profiler.turn(Event::kGemmPv);
+    profiler.switch_to(Event::kGemmPv);
     // P_a is relative to the row_max from before a warp of this warpgroup raised it. All four warps branch
     // alike, because a product belongs to the whole warpgroup.
     volatile const int* raised = shared.raised(kGroup);

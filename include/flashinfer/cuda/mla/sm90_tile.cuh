@@ -89,9 +89,9 @@ struct MlaConsumer {
   __device__ __forceinline__ void score(uint32_t parity) {
 #pragma unroll
     for (int chunk = kFrom; chunk < kTo; ++chunk) {
-      if (chunk == kFrom) profiler.turn(Event::kWaitKeys);
+      if (chunk == kFrom) profiler.switch_to(Event::kWaitKeys);
       ptx::mbarrier_wait(shared.full(kGroup, chunk), parity);
-      if (chunk == kFrom) profiler.turn(kThen);
+      if (chunk == kFrom) profiler.switch_to(kThen);
       if (kGather) ptx::fence_proxy_async();
       const uint64_t q = MlaChunk::k_contiguous(shared.queries() + z);
       const uint64_t k = MlaChunk::k_contiguous(shared.keys(kGroup) + z);
@@ -203,7 +203,7 @@ struct MlaConsumer {
   template <bool kLast>
   __device__ __forceinline__ void end_left(int pair, uint32_t parity) {
     if constexpr (kLast) {
-      profiler.turn(Event::kGemmPv);
+      profiler.switch_to(Event::kGemmPv);
       multiply_other();
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
@@ -236,14 +236,14 @@ struct MlaConsumer {
     const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
     uint32_t p[16];
     float factor[2] = {1, 1}, others[2] = {1, 1};
-    profiler.turn(Event::kSoftmax);
+    profiler.switch_to(Event::kSoftmax);
     if (exponentiate(2 * pair, p, factor)) rescale(factor);
-    profiler.turn(Event::kGemmPv);
+    profiler.switch_to(Event::kGemmPv);
     multiply_own(p);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);
     ptx::warpgroup_hold(p);
-    profiler.turn(Event::kWaitMaxima);
+    profiler.switch_to(Event::kWaitMaxima);
     release(kBlockA);
     ptx::named_barrier<256>(kMlaMaximaB);
     const bool other = receive_row_maxima(others);
@@ -254,7 +254,7 @@ struct MlaConsumer {
     store_weights(p);
     ptx::fence_proxy_async();
     ptx::named_barrier_arrive<256>(kMlaWeightsA);
-    profiler.turn(Event::kWaitWeights);
+    profiler.switch_to(Event::kWaitWeights);
     ptx::named_barrier<256>(kMlaWeightsB);
     if (other) {
       rescale(others);
@@ -269,18 +269,18 @@ struct MlaConsumer {
     const uint32_t parity = static_cast<uint32_t>(pair + 1) & 1;
     uint32_t p[16];
     float factor[2] = {1, 1};
-    profiler.turn(Event::kWaitMaxima);
+    profiler.switch_to(Event::kWaitMaxima);
     ptx::named_barrier<256>(kMlaMaximaA);
-    profiler.turn(Event::kSoftmax);
+    profiler.switch_to(Event::kSoftmax);
     const bool other = receive_row_maxima(factor);
     const bool own = exponentiate(2 * pair + 1, p, factor);
     store_weights(p);
     if (own || other) rescale(factor);
     multiply_own(p);
     ptx::fence_proxy_async();
-    profiler.turn(Event::kWaitWeights);
+    profiler.switch_to(Event::kWaitWeights);
     ptx::named_barrier<256>(kMlaWeightsA);
-    profiler.turn(Event::kGemmPv);
+    profiler.switch_to(Event::kGemmPv);
     multiply_other();
     ptx::named_barrier_arrive<256>(kMlaWeightsB);
     ptx::warpgroup_wait<1>();
@@ -324,7 +324,7 @@ struct MlaConsumer {
 
   // Epilogue: writes O through the memory of the keys, so that a warp writes whole rows.
   __device__ __forceinline__ void write() {
-    profiler.turn(Event::kWriteOutput);
+    profiler.switch_to(Event::kWriteOutput);
     float share[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) sum[x] = quad_sum(sum[x]);

@@ -148,7 +148,7 @@ struct NucleusRow : NucleusSample {
   __device__ __noinline__ static Interval narrow_by_bins(int n, const T* source) {
     const NucleusRow x(n);
     const Bounds bounds = known().bounds;
-    if (bounds.is_one()) return {INFINITY, __uint_as_float(bounds.low)};
+    if (bounds.has_one_key()) return {INFINITY, __uint_as_float(bounds.low)};
     constexpr int kCount = kSampleBins / 2;
     Bins<kCount> split(bounds.low, bounds.high - 1);
     const Weights weights = Weights::of(bounds.high - 1, x.e.n);
@@ -248,7 +248,7 @@ struct NucleusRow : NucleusSample {
       }
       if (threadIdx.x == 0) known().bounds.update(interval, result);
       __syncthreads();
-      const bool again = is_first && known().sample > 0 && !known().bounds.is_one();
+      const bool again = is_first && known().sample > 0 && !known().bounds.has_one_key();
       interval = again ? second_interval(e.n, result.outcome, result.sum) : narrow_by_bins(e.n, source);
       load<kAgain>(even, source, 0), load<kAgain>(odd, source, 1);
     }

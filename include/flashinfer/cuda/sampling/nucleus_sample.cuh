@@ -5,7 +5,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kTargetElements = kCollectedGroups * 7 / 10;  // elements of an interval, as intended
+constexpr int kTargetElements = kCollectedGroups * 7 / 10;  // elements that an interval should contain
 constexpr int kSampled = kNucleusWarps * 2 * kSumChunk;     // elements: the first pair of chunks of each warp
 
 // Result of a read of the row.
@@ -21,10 +21,10 @@ struct Resolved {
 // suffice, and `sufficient` is at most the threshold.
 struct Bounds {
   uint32_t low, high, sufficient;
-  int missed;  // intervals since the last one with too many elements
+  int missed;  // number of intervals since the last one with too many elements
   double sum;
 
-  // No element exceeds its chunk's sum.
+  // Bounds before the first interval. `high` bounds every chunk's sum, and so every element.
   __device__ static Bounds all(FixedPoint fixed) {
     return {1, __float_as_uint(static_cast<float>(fmin(fixed.down * 0x1p48, 0x1p128))), 1, 0, 0};
   }
@@ -39,14 +39,14 @@ struct Bounds {
     if (low >= high) low = sufficient;
     missed = result.outcome == Outcome::kTooMuch ? 0 : missed + 1;
   }
-  __device__ bool is_one() const { return high - low == 1; }
+  __device__ bool has_one_key() const { return high - low == 1; }
 };
 
 // Results that later reads of a row use, shared by the CTA.
 struct Known {
   double sample;                 // sum of the sample; 0: useless
   Normalizer share;              // maps an element of the sample to its weight
-  int base;                      // of bins
+  int base;                      // key of the first bin
   uint32_t from_high, from_low;  // sample weight of the elements >= the interval's ends
   double p, target;
   Totals row;
@@ -163,8 +163,8 @@ struct NucleusSample : NucleusRead {
     return {__uint_as_float(s.counts[1]), __uint_as_float(s.counts[2])};
   }
 
-  // Return a number such that all smaller elements together hold less than the share 1 - p, in rows of this mass or
-  // more.
+  // Return a lower bound of the threshold: if the row's sum is at least `mass`, all smaller elements add up to less
+  // than 1 - p of it.
   __device__ __forceinline__ float least(double p, double mass) const {
     return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / e.n * 0.999), __uint_as_float(1));
   }

@@ -28,9 +28,9 @@ __device__ inline __noinline__ void sum_exponentials(Engine<false> e, float scal
   e.begin_pass(2 * e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
               [&](Chunk& one, Chunk& other, int c, bool two) {
-                const PairSums of = exponentials_of(one, other, scale);
-                e.broadcast_pair(e.maxima(), c, two, of.most);
-                e.broadcast_pair(e.sums(), c, two, of.sum);
+                const PairSums result = exponentials_of(one, other, scale);
+                e.broadcast_pair(e.maxima(), c, two, result.most);
+                e.broadcast_pair(e.sums(), c, two, result.sum);
               });
   e.end_pass();
 }

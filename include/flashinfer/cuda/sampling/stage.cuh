@@ -11,7 +11,7 @@ struct Stage {
   bool is_raw, is_exponential, is_normalized, is_filtered;
   float least;               // smaller logits count as -inf
   float top, scale;          // of exp((l - top) * scale)
-  Normalizer first, second;  // of softmax; of the elements that the first filter keeps
+  Normalizer first, second;  // first: the softmax. second: after the first filter
   float cut;                 // threshold of the first filter
   DType dtype;               // type that its result is rounded to
 

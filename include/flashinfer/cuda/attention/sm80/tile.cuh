@@ -190,17 +190,17 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
   int number = 0;
 #pragma unroll 1
   for (int32_t tile_start = keys.start; tile_start < keys.kv_end; tile_start += keys.kStride, ++number) {
-    profiler.turn(Event::kWaitKeys);
+    profiler.switch_to(Event::kWaitKeys);
     wait_for_copies(stages.count - S::kMinStages);
     keys.sync();
     const int32_t next = tile_start + (stages.count - 1) * keys.kStride;
-    profiler.turn(Event::kLoadKv);
+    profiler.switch_to(Event::kLoadKv);
     if (next < keys.kv_end) keys.load(stages.before(), next);
     ptx::cp_async_commit();
     const int32_t key = next + keys.kStride + keys.lane;
     const bool looks_up = keys.lane < S::kKeys;
     const int32_t page = looks_up ? keys.page_of(key) : 0;
-    profiler.turn(Event::kAttend);
+    profiler.switch_to(Event::kAttend);
     if constexpr (S::kRope) {
       attend_rotated(keys, tile, active, stages, number, tile_start);
     } else if (active) {
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
   const WarpRows<S> warp(params, variant, item, head);
   WarpTile<Variant, S, P> tile(params, variant, warp, turns, ptx::shared_address(shared));
   attend_all<S>(keys, tile, warp.active(), stages, profiler);
-  profiler.turn(Event::kWriteOutput);
+  profiler.switch_to(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
   if constexpr (kTickets) merge_if_last<Variant, typename S::Types, S::kThreads>(params, merge, head);
   profiler.end(Event::kWriteOutput);

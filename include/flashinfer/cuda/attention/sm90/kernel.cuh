@@ -46,7 +46,7 @@ __device__ __forceinline__ void run_consumer(const P& params, const Maps& maps, 
     key_use = tile.use;
     if (work.tiles > 0) ++query_use;
     const WarpgroupOutput<Variant, S, P> output{params, maps, shared, work, variant, group};
-    profiler.turn(Event::kWriteOutput);
+    profiler.switch_to(Event::kWriteOutput);
     output.write(tile.o, tile.softmax);
     profiler.end(Event::kWriteOutput);
     profiler.end(Event::kItem);

@@ -45,7 +45,7 @@ struct ConsumerWarpgroup {
     for (; tile >= range.end; --tile) skip();
     if (tile >= range.first) {
       uint32_t p[S::kWeightRegisters];
-      profiler.turn(Event::kWaitKeys);
+      profiler.switch_to(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
       // If rows see only the first half of the tile, compute only its logits. The same for P V, and for the
       // first tile of a window, was not faster and needs more code.
@@ -64,9 +64,9 @@ struct ConsumerWarpgroup {
         for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(p, tile);
       }
       release(shared.query_ring(), query_use);
-      profiler.turn(Event::kWaitValues);
+      profiler.switch_to(Event::kWaitValues);
       wait_for_tile(value_ring, use);
-      profiler.turn(Event::kGemmPv);
+      profiler.switch_to(Event::kGemmPv);
       multiply_values(p);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
@@ -161,12 +161,12 @@ struct ConsumerWarpgroup {
   template <int kKeys>
   __device__ __forceinline__ void start(uint32_t (&p)[S::kWeightRegisters], int32_t tile, bool border) {
     float s[kKeys / 2];
-    profiler.turn(Event::kGemmQk);
+    profiler.switch_to(Event::kGemmQk);
     multiply_keys(s, 0);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(s);
     release(shared.key_ring(), use);
-    profiler.turn(Event::kSoftmax);
+    profiler.switch_to(Event::kSoftmax);
     // Variants have one copy of this code, because it is long.
     if (border || Variant::transforms_logits || Variant::masks_logits) prepare<true>(s, tile);
     exponentiate(s);
@@ -178,20 +178,20 @@ struct ConsumerWarpgroup {
   __device__ __forceinline__ void step(uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
     float s[S::kKeys / 2];
-    profiler.turn(Event::kWaitKeys);
+    profiler.switch_to(Event::kWaitKeys);
     wait_for_tile(key_ring, use + 1);
     multiply_keys(s, 1);
-    profiler.turn(Event::kWaitValues);
+    profiler.switch_to(Event::kWaitValues);
     wait_for_tile(value_ring, use);
     multiply_values(p);
-    profiler.turn(Event::kGemmQk);
+    profiler.switch_to(Event::kGemmQk);
     ptx::warpgroup_wait<1>();
     ptx::warpgroup_hold(s);
     release(key_ring, use + 1);
-    profiler.turn(Event::kSoftmax);
+    profiler.switch_to(Event::kSoftmax);
     prepare<kBorder>(s, tile);
     const bool raised = exponentiate(s);
-    profiler.turn(Event::kGemmPv);
+    profiler.switch_to(Event::kGemmPv);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(o);
     ptx::warpgroup_hold(p);

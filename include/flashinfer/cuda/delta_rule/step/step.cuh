@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     state.store(p.final_state, p.state_dtype, start_of(to_slot), lines);
 }
 
-// Returns true if the call has few tokens, and a thread can load four neighbours of a state at once.
+// Returns true if the call has few tokens, and a thread can load four adjacent elements of a state at once.
 inline bool takes_step(const DeltaRuleParams& p) {
   const DeltaRuleInputs& in = p.in;
   if (in.num_tokens > kStepTokens || in.cu_seqlens.data || in.key_dim > 128) return false;

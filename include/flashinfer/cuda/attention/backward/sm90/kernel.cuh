@@ -27,7 +27,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Writes a warpgroup's sums as 64 rows of a gradient, of T, or of float if several CTAs share a tile.
+// Writes a warpgroup's sums as 64 rows of a gradient. T is float if several CTAs share a tile.
 template <typename T, int kColumns>
 __device__ __forceinline__ void write_rows(const HeadRows& to, int64_t token, int32_t head, int32_t rows,
                                            const float (&sums)[kColumns / 2], float scale) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void write_rows(const HeadRows& to, int64_t token, in
 }
 
 template <typename S>
-__device__ __forceinline__ void write_keys(const PrefillBackwardParams& p, const BackwardTile<S>& tile) {
+__device__ __forceinline__ void write_key_gradients(const PrefillBackwardParams& p, const BackwardTile<S>& tile) {
   using T = typename S::T;
   const BackwardWork& work = tile.work;
   const int32_t row = work.tile * S::kKeys + 64 * tile.group, rows = work.kv_len - row;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void compute_gradients(const PrefillBackwardParams& p
     if (work.steps < 0) return;
     BackwardTile<S> tile{p, shared, work, group, uses};
     tile.run();
-    write_keys<S>(p, tile);
+    write_key_gradients<S>(p, tile);
     __syncwarp();
     if (threadIdx.x % 32 == 0) works.release(uses.work);
   }

@@ -1,7 +1,8 @@
 // Matrix products of the gradients with a decay per channel. A warp has 16 rows and half of the channels.
 //
-// Between blocks of 16 rows, decays are part of the rows, and sums are multiplied by the decay of each block
-// that they pass. channels/gradients.cuh adds the terms within a block.
+// This file computes the terms between blocks of 16 rows. The rows of q and k contain the decay from or to the border
+// of their block. Each further block multiplies the sums by its decay. channels/gradients.cuh adds the terms within a
+// block.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/slice.cuh>
@@ -42,7 +43,7 @@ struct DeltaChannelGradientsShared {
   float blocks[kBlocks][kKeys];   // decay over all rows of a block
   float written[kBlocks][kKeys];  // <k, u D'> with the decays from the row to the end of the block
   float product[kParts][kKeys];   // <D, S>
-  float after[kBlocks][kKeys];    // terms of a block in dg of earlier rows
+  float after[kBlocks][kKeys];    // part of dg that a block adds to all earlier rows
   DeltaBackwardWorkspace space;
   GradientGrid grid;
 };
@@ -66,7 +67,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
   __device__ __forceinline__ DeltaChannelProducts(const DeltaRuleBackwardParams& params, Shared& memory)
       : Base(params, memory.grid, memory.space), shared(memory) {}
 
-  // Issues the copies of rows, then those of a value head's factors.
+  // Issue copies: load_keys() of q and k, load_factors() of a value head's factors.
   __device__ __forceinline__ void load_keys(const Cursor& at) const {
     copy_keys(shared.k, in.k, in.k_strides, at), copy_keys(shared.q, in.q, in.q_strides, at);
   }
@@ -116,8 +117,8 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
       const float2 upper = pair_of(shared.written_k, n, 0), lower = pair_of(shared.written_k, n, 1);
-      const auto& of = sums.col[0][n];
-      float first = upper.x * of[0] + lower.x * of[2], second = upper.y * of[1] + lower.y * of[3];
+      const auto& col = sums.col[0][n];
+      float first = upper.x * col[0] + lower.x * col[2], second = upper.y * col[1] + lower.y * col[3];
 #pragma unroll
       for (int by = 4; by < 32; by *= 2) {
         first += __shfl_xor_sync(kAllLanes, first, by), second += __shfl_xor_sync(kAllLanes, second, by);

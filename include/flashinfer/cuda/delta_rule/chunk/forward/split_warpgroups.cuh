@@ -72,7 +72,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   }
 
   // Computes O = scale e^G Q S + P u. Rows are tokens, and each warp has 16.
-  __device__ __forceinline__ void start_output(DeltaSums16& o, const Stage& stage, const StateTiles& from) const {
+  __device__ __forceinline__ void compute_output(DeltaSums16& o, const Stage& stage, const StateTiles& from) const {
     constexpr auto kType = Products::kType;
     const uint64_t queries = Tile::k_contiguous(ptx::shared_address(stage.q));
     const uint64_t states = Tile::k_contiguous(ptx::shared_address(from.state));
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         state_ring.wait_full(i);
         ptx::fence_proxy_async();
         DeltaSums16 o;
-        split.start_output(o, stage, shared.state_stages[i % kStateStages]);
+        split.compute_output(o, stage, shared.state_stages[i % kStateStages]);
         if (split.lane == 0) state_ring.release(i);
         split.store_output(o, stage, i);
         __syncwarp();
