@@ -197,7 +197,7 @@ from .mla import BatchDecodeMlaWithPagedKVCacheWrapper as BatchDecodeMlaWithPage
 from .mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
 from .mla import gen_batch_decode_mla_module as gen_batch_decode_mla_module
 from .mla import gen_batch_mla_module as gen_batch_mla_module
-from .mla import trtllm_batch_decode_with_kv_cache_mla as trtllm_batch_decode_with_kv_cache_mla
+from .mla import trtllm_batch_decode_with_kv_cache_mla as trtllm_batch_decode_with_kv_cache_mla  # type: ignore[attr-defined]
 from .norm import fused_add_rmsnorm as fused_add_rmsnorm
 from .norm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from .norm import gemma_rmsnorm as gemma_rmsnorm

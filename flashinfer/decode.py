@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from . import _unsupported
 from ._attention.accepted import check_backend, check_hints, check_one_query, check_run
 from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
@@ -29,6 +28,7 @@ from ._attention.scales import Scale
 from ._attention.signature import HostTables
 from ._attention.wrapper import BatchWrapper
 from ._compat import elsewhere
+from ._compat.refused import declare
 from ._ops.indices import index_table
 from ._ops.numbers import check_option, whole
 from ._ops.tensors import check_dims
@@ -406,8 +406,4 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         )
 
 
-_unsupported.declare(
-    globals(),
-    _unsupported.TRTLLM_GEN,
-    functions=("trtllm_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache_mla"),
-)
+declare(globals())

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import torch
 
-from . import _unsupported
+from ._compat.refused import declare
 from ._mla.wrapper import MOST_SCALE, MlaWrapper
 from ._ops.arguments import all_or_none
 from ._ops.numbers import check_option, check_range, positive_real, whole
 from ._ops.tensors import check_dims
 from .jit.modules.mla import gen_batch_decode_mla_module, gen_batch_mla_module
 
-trtllm_batch_decode_with_kv_cache_mla = _unsupported.function(
-    "trtllm_batch_decode_with_kv_cache_mla", _unsupported.TRTLLM_GEN
-)
 __all__ = [
     "BatchDecodeMlaWithPagedKVCacheWrapper",
     "BatchMLAPagedAttentionWrapper",
     "gen_batch_decode_mla_module",
     "gen_batch_mla_module",
-    "trtllm_batch_decode_with_kv_cache_mla",
+    *declare(globals()),
 ]
 _NAMES = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
 _DEFAULT_SCALE = (128 + 64) ** -0.5  # the head_dim before the projections are absorbed

@@ -28,12 +28,10 @@ from ._attention.operators import operators_of_module
 from ._attention.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
 from ._attention.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
 from ._attention.scales import Scale
+from ._compat.refused import declare
 from ._ops.dtypes import is_fp8
 from ._ops.numbers import check_option, whole
 from ._ops.tensors import check_dims
-
-# vLLM imports this name from here.
-from ._unsupported import trtllm_batch_context_with_kv_cache as trtllm_batch_context_with_kv_cache
 from .jit.modules.prefill import (
     check_kernels,
     gen_batch_prefill_module,
@@ -194,3 +192,6 @@ def single_prefill_with_kv_cache_with_jit_module(
         op, operators, q, k, v, layout, whole(op, "window_left", window_left), args, int(mask_mode), return_lse
     )
     return (out, lse) if lse is not None else out
+
+
+declare(globals())

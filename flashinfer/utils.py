@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from packaging.version import Version
 
-from . import _unsupported
+from ._compat.refused import declare
 from ._ops.dtypes import FP8, HALVES, dtype_of, is_fp8
 from ._ops.errors import value_error
 from ._ops.numbers import choice, positive
@@ -252,5 +252,4 @@ def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
     return buffer[:seq_len]
 
 
-# vLLM imports it with its attention backend on every GPU.
-_unsupported.declare(globals(), _unsupported.TRTLLM_GEN, classes=("FP4Tensor",))
+declare(globals())

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from .. import _unsupported
+from .._compat.refused import FP4, TRTLLM_GEN, Reason
 from .._ops.arguments import as_planned, check_items
 from .._ops.numbers import check_option, positive, whole
 from .._ops.tensors import check_count, check_tensor
 from ..errors import UnsupportedError
 from .tables import INT32_MAX
 
-_BLOCK_TABLES = _unsupported.Reason("kernels that read block tables", "pass pages as indptr and indices")
+_BLOCK_TABLES = Reason("kernels that read block tables", "pass pages as indptr and indices")
 
 
 class Cut(NamedTuple):
@@ -68,7 +68,7 @@ def check_run(
     if window_left is not None:
         as_planned(op, "window_left", max(whole(op, "window_left", window_left), -1), max(planned_window, -1))
     check_one_query(op, q_len_per_req)
-    _refuse(op, "kv_cache_sf", kv_cache_sf, _unsupported.FP4)
+    _refuse(op, "kv_cache_sf", kv_cache_sf, FP4)
 
 
 def check_one_query(op: str, q_len_per_req: int | None) -> None:
@@ -88,10 +88,10 @@ def check_backend(op: str, backend: str, known: tuple[str, ...], jit_args: objec
     if jit_args is not None:
         check_items(op, "jit_args", jit_args, "a generator's arguments")
     if backend in ("trtllm-gen", "cudnn", "cute-dsl"):
-        raise UnsupportedError(f"{op}: backend: got {backend!r}, which {_unsupported.TRTLLM_GEN}")
+        raise UnsupportedError(f"{op}: backend: got {backend!r}, which {TRTLLM_GEN}")
     check_option(op, "backend", backend, known)
 
 
-def _refuse(op: str, name: str, value: object, reason: _unsupported.Reason) -> None:
+def _refuse(op: str, name: str, value: object, reason: Reason) -> None:
     if value is not None:
         raise UnsupportedError(f"{op}: {name}: got {type(value).__name__}, wanted None: it {reason}")

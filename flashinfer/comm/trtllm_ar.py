@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from .. import _unsupported
+from .._compat.refused import declare
 
 
 class AllReduceStrategyType(IntEnum):
@@ -76,20 +76,5 @@ __all__ = sorted([
     "AllReduceStrategyType",
     "FP4QuantizationSFLayout",
     "QuantizationSFLayout",
-    *_unsupported.declare(
-        globals(),
-        _unsupported.SEVERAL_GPUS,
-        functions=(
-            "trtllm_allreduce_fusion",
-            "trtllm_create_ipc_workspace_for_all_reduce",
-            "trtllm_create_ipc_workspace_for_all_reduce_fusion",
-            "trtllm_custom_all_reduce",
-            "trtllm_destroy_ipc_workspace_for_all_reduce",
-            "trtllm_destroy_ipc_workspace_for_all_reduce_fusion",
-            "trtllm_lamport_initialize",
-            "trtllm_lamport_initialize_all",
-            "trtllm_moe_allreduce_fusion",
-            "trtllm_moe_finalize_allreduce_fusion",
-        ),
-    ),
+    *declare(globals()),
 ])  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .. import _unsupported
+from .._compat.refused import FP4, declare
 from .._gemm.arguments import F32
 from .._gemm.arguments import blocks as cdiv
 from .._ops.bind import bind
@@ -169,7 +169,7 @@ def cutlass_fused_moe(
             raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; use bfloat16, float16 or fp8 weights")
     x, ids, first, second = input, token_selected_experts, fc1_expert_weights, fc2_expert_weights
     if isinstance(first, torch.Tensor) and first.dtype in (torch.int64, torch.uint8):
-        raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {_unsupported.FP4}")
+        raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {FP4}")
     tokens, hidden, slots, experts, width, inner = bind(
         _NAME, input=(x, "t h"), token_selected_experts=(ids, "t k", _INT32), fc1_expert_weights=(first, "e w h"),
         fc2_expert_weights=(second, "e h i", "fc1_expert_weights"), token_final_scales=(token_final_scales, "?t k", F32),
@@ -309,16 +309,5 @@ __all__ = sorted([
     "cutlass_fused_moe",
     "cutlass_fused_moe_workspace_size",
     "is_gated_activation",
-    *_unsupported.declare(
-        globals(),
-        _unsupported.TRTLLM_MOE,
-        functions=(
-            "convert_to_block_layout",
-            "get_w2_permute_indices_with_cache",
-            "trtllm_fp4_block_scale_moe",
-            "trtllm_fp4_block_scale_routed_moe",
-            "trtllm_mxint4_block_scale_moe",
-        ),
-    ),
+    *declare(globals()),
 ])  # fmt: skip
-_unsupported.declare(globals(), _unsupported.TRTLLM_MOE, functions=("_maybe_get_cached_w3_w1_permute_indices",))

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 import flashinfer
-from flashinfer import _unsupported
+from flashinfer._compat.refused import FP4, REFUSED, kind
 from flashinfer.errors import FlashInferError, UnsupportedError
 
 # Engine -> "module: names", as its sources import them at the top of a file without a guard, or with none but a look for
@@ -91,29 +91,17 @@ def test_what_an_engine_imports_is_there(engine):
     assert not missing, f"{engine} imports {', '.join(missing)}"
 
 
-def unsupported() -> list[tuple[str, str]]:
-    """Every name that was declared without a kernel behind it."""
-    modules = ("comm", "comm.trtllm_ar", "comm.vllm_ar", "decode", "fp4_quantization",
-               "fused_moe.core", "gemm", "mla", "prefill", "utils")  # fmt: skip
-    found = []
-    for module in (importlib.import_module(f"flashinfer.{name}") for name in modules):
-        for name, what in vars(module).items():
-            if (getattr(what, "__doc__", None) or "").startswith("Raises ``UnsupportedError``"):
-                found.append((module.__name__, name))
-    return found
-
-
-@pytest.mark.parametrize(("module", "name"), unsupported())
-def test_what_has_no_kernel_says_so_when_it_is_called(module, name):
-    what = getattr(importlib.import_module(module), name)
+@pytest.mark.parametrize(("module", "name"), [(m, name) for m, (_, names) in REFUSED.items() for name in names])
+def test_a_refused_name_raises_with_its_reason(module, name):
+    refused = getattr(importlib.import_module(f"flashinfer.{module}"), name)
     with pytest.raises(UnsupportedError, match=rf"{name}: needs .*, which this library does not have; use ") as caught:
-        what(1, key=2)
+        refused(1, key=2)
     assert isinstance(caught.value, FlashInferError) and isinstance(caught.value, NotImplementedError)
 
 
 def test_wrappers_without_kernels_have_the_methods_of_wrappers():
     """FlashInfer's tests name them when they are collected."""
-    wrapper = _unsupported.kind("OfSomeGPUWrapper", _unsupported.FP4)
+    wrapper = kind("OfSomeGPUWrapper", FP4)
     for method in ("plan", "run"):
         with pytest.raises(UnsupportedError, match=f"OfSomeGPUWrapper.{method}: needs"):
             getattr(wrapper, method)(None)

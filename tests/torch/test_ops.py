@@ -22,7 +22,7 @@ from ..support.opcheck import opcheck
 from ..support.samples import operator_calls
 
 # Modules whose functions take no tensors: names without kernels, a tuner of nothing, lists of steps.
-APART = ("flashinfer._unsupported", "flashinfer.autotuner", "flashinfer.logits_processor")
+APART = ("flashinfer._compat", "flashinfer.autotuner", "flashinfer.logits_processor")
 
 
 def functions() -> list[str]:

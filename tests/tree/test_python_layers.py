@@ -23,7 +23,7 @@ LAYERS = {
     "jit/modules": {"ground", "jit", "jit/machine"},
     "_ops": {"ground", "jit"},
     "_compat": {"ground", "_ops"},
-    "_attention": {"ground", "jit", "jit/machine", "jit/modules", "_ops", ""},
+    "_attention": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_compat", ""},
     "": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_attention", "_compat"},
     "integrations": {"ground", "jit", "jit/modules", "", "_ops", "_attention"},
     "cli": {"ground", "jit", "jit/cluster", "jit/machine", "jit/modules", ""},
