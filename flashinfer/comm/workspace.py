@@ -158,7 +158,10 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         multiprocessors = 1
         if library is not None:
             torch.cuda.synchronize(self._device)
-            multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count // shares
+            # With PDL a rank's next kernel is resident while this one waits. If ranks share a GPU, the kernels of both
+            # generations and all ranks must fit, in clusters too: a kernel without a place would never arrive.
+            places = 1 if shares == 1 else 2 * shares
+            multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count // places
         table = [
             self._state.data_ptr(),
             self._report.data_ptr(),

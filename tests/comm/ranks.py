@@ -83,6 +83,10 @@ class Group:
             if isinstance(one, Exception):
                 raise one
         self.workspaces: list[Workspace] = made
+        for stream in self.streams:  # a cudaMalloc during a call could wait for the ranks' running kernels
+            with torch.cuda.stream(stream):
+                torch.empty(1 << 19, dtype=torch.uint8, device=device)
+                torch.empty(1 << 24, dtype=torch.uint8, device=device)
 
     def outcomes(self, body: Callable[[int, Workspace], Any]) -> list[Any]:
         """Return results, or exceptions that were raised."""
@@ -106,6 +110,11 @@ class Group:
             if isinstance(one, Exception):
                 raise one
         return results
+
+    def bound_launches(self, rank: int, number: int) -> None:
+        """Wait for the rank's stream after every hundredth call: a launch into a full queue would stop all threads."""
+        if self.streams and number % 100 == 99:
+            self.streams[rank].synchronize()
 
     def destroy(self) -> None:
         for one in self.workspaces:

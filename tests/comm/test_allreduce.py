@@ -18,7 +18,7 @@ from .ranks import Group
 
 SUM, NORM = Pattern.kAllReduce, Pattern.kARResidualRMSNorm
 # Sizes that fill vectors, warps and CTAs, that do not, and rows that begin at any element.
-SHAPES = [(1, 4096), (3, 7168), (133, 16), (31, 2880), (1, 1), (2, 7), (5, 4097), (132, 8), (2, 16384), (0, 64)]
+SHAPES = [(1, 4096), (3, 7168), (133, 16), (31, 2880), (1, 1), (2, 7), (5, 4097), (132, 8), (2, 16384), (0, 64), (3, 0)]
 MORE = [(1000, 4096), (133, 8192), (132, 7168), (1000, 8), (31, 16384), (2, 4097)]
 
 
@@ -162,8 +162,9 @@ def test_calls_of_random_shapes(device, make_group):
     sums = [[filled(x) for x in one] for one in parts]
 
     def body(rank: int, workspace: Any) -> None:
-        for one, out in zip(parts, sums, strict=True):
+        for number, (one, out) in enumerate(zip(parts, sums, strict=True)):
             allreduce_fusion(one[rank], workspace, SUM, output=out[rank])
+            group.bound_launches(rank, number)
 
     group.run(body)
     for one, out in zip(parts, sums, strict=True):
@@ -215,14 +216,51 @@ def test_graphs_replay(device, make_group):
     order = [random.randrange(len(shapes)) for _ in range(100)]
 
     def body(rank: int, workspace: Any) -> None:
-        for number in order:
+        for count, number in enumerate(order):
             graphs[number][rank].replay()
             call(rank, workspace, number, eager)
+            group.bound_launches(rank, count)
 
     group.run(body)
     for number in set(order):
         for rank in range(4):
             assert_same_bits(norms[number][rank], eager[number][0])
+
+
+def test_ten_thousand_replays(device, make_group):
+    """The last replay has the bits of the first, and every call is counted."""
+    if device != "cuda":
+        pytest.skip("needs a GPU")
+    dtype, size = torch.bfloat16, 2
+    group = make_group(size, 8, 4096, dtype)
+    parts, residual = drawn(size, 8, 4096, dtype, device), torch.randn(8, 4096, device=device).to(dtype)
+    weight, outs = torch.randn(4096, device=device).to(dtype), [[filled(x) for x in parts] for _ in range(3)]
+    graphs = [torch.cuda.CUDAGraph() for _ in range(size)]
+    for rank, (graph, workspace) in enumerate(zip(graphs, group.workspaces, strict=True)):
+        with torch.cuda.graph(graph, stream=group.streams[rank]):
+            allreduce_fusion(parts[rank], workspace, SUM, True, output=outs[0][rank])
+            allreduce_fusion(
+                parts[rank], workspace, NORM, True, residual_out=outs[1][rank], norm_out=outs[2][rank],
+                residual_in=residual, rms_gamma=weight,
+            )  # fmt: skip
+
+    def replay(count: int) -> list[torch.Tensor]:
+        def body(rank: int, _: Any) -> None:
+            for number in range(count):
+                graphs[rank].replay()
+                group.bound_launches(rank, number)
+
+        group.run(body)
+        return [x.clone() for one in outs for x in one]
+
+    first = replay(1)
+    for one in outs:
+        for x in one:
+            x.fill_(77)
+    for got, want in zip(replay(9_999), first, strict=True):
+        assert_same_bits(got, want)
+    assert_same_bits(first[0], summed(parts))
+    assert all((workspace._state[:-1] == 20_000).all() for workspace in group.workspaces)
 
 
 def test_compiled(device, cold_dynamo):

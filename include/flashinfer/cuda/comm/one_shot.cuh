@@ -295,13 +295,13 @@ void one_shot(const AllReduceParams& params, const Launch& where) {
     p.pieces = (p.row_parts + kPieceThreads - 1) / kPieceThreads;
     return launch_resident<one_shot_kernel<T, kRanks, 1, false, kAligned>>(p, kPieceThreads, 1, where);
   }
-  const int parts = static_cast<int>((p.hidden + kN - 1) / kN);
+  const int parts = p.hidden < 1 ? 1 : static_cast<int>((p.hidden + kN - 1) / kN);  // of threads; a row may be empty
   const bool has_clusters = device_info(where.device).major >= 9;
   const int most = (has_clusters ? kMaxCluster : kVecs) * kCommThreads;
   if (parts > most)
     throw_value_error("allreduce_fusion: input: got " + std::to_string(p.hidden) + " columns, wanted at most " +
                       std::to_string(most * kN) + " on this GPU");
-  p.row_parts = parts, p.pieces = static_cast<uint32_t>(p.rows);
+  p.row_parts = p.hidden < 1 ? 0 : parts, p.pieces = static_cast<uint32_t>(p.rows);
   if (has_clusters) {
     int cluster = 1;
     while (cluster < kMaxCluster && parts > cluster * kPieceThreads) cluster *= 2;

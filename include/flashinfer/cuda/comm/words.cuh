@@ -40,7 +40,9 @@ __device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError erro
 __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure failure, uint32_t epoch) {
   if (failure == 0 || failure == kFailedBefore) return;
   const int rank = failure & 0xff;
-  const CallHeader theirs = header_in(ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, rank, epoch)));
+  CallHeader theirs{};
+  if (rank != p.group.rank)  // a group of one has no inbox
+    theirs = header_in(ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, rank, epoch)));
   p.group.report->rank = rank;
   p.group.report->call = epoch;
   p.group.report->theirs = theirs;
