@@ -1,5 +1,6 @@
 // Operator of the allreduce family.
 #include "binding/binding.h"
+#include "binding/quant_scale.h"
 
 #include <flashinfer/common/allreduce.h>
 
@@ -35,10 +36,47 @@ CommGroup group_of(const Check& check, const View& table) {
   return group;
 }
 
+// Checks the tensors of a quantised norm, and puts them into the parameters.
+void take_quant(const Check& check, AllReduceParams& p, const View& x, NormQuant quant,
+                const std::optional<View>& quant_out, const std::optional<View>& scale_out, QuantScale scale,
+                int64_t group) {
+  if (!quant_out) check.fail("quant_out", "got None, wanted a tensor");
+  check.dtype(*quant_out, {DType::kFloat8E4M3});
+  check.same_shape(*quant_out, x);
+  check.same_device(*quant_out, x);
+  check.contiguous(*quant_out);
+  p.quant = quant, p.quant_out = quant_out->data, p.scale = scale;
+  if (quant == NormQuant::kStatic) return;
+  if (!scale_out) check.fail("scale_out", "got None, wanted a tensor");
+  check.same_device(*scale_out, x);
+  check.aligned(*scale_out);
+  p.scale_out = scale_out->data;
+  if (quant == NormQuant::kToken) {
+    check.dtype(*scale_out, {DType::kFloat32});
+    check.contiguous(*scale_out);
+    if (scale_out->numel != p.rows)
+      check.fail(*scale_out, "got " + std::to_string(scale_out->numel) + " elements, wanted one for each row of input");
+    return;
+  }
+  const int64_t part = kPartBytes / size_of(x.dtype), lanes = group / part;
+  if (group < part || group % part != 0 || lanes > 32 || (lanes & (lanes - 1)) != 0)
+    check.fail("block_quant_group_size", "got " + std::to_string(group) + ", wanted a power of two from " +
+                                             std::to_string(part) + " to " + std::to_string(32 * part));
+  if (p.hidden % group != 0)
+    check.fail(x, "got " + std::to_string(p.hidden) + " columns, wanted a multiple of block_quant_group_size");
+  p.columns = static_cast<int>(group);
+  check.dtype(*scale_out, {DType::kInt32});
+  check.shape(*scale_out, {p.rows, (p.hidden / group + 3) / 4});
+  check.writable(*scale_out);
+  p.scale_row_stride = scale_out->stride(0), p.scale_word_stride = scale_out->stride(1);
+}
+
 void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, const std::optional<Tensor>& weight,
                const std::optional<Tensor>& out, const std::optional<Tensor>& residual_out,
-               const std::optional<Tensor>& norm_out, const Tensor& order, const Tensor& table, double eps,
-               double weight_bias, std::optional<bool> enable_pdl) {
+               const std::optional<Tensor>& norm_out, const std::optional<Tensor>& quant_out,
+               const std::optional<Tensor>& scale_out, const Tensor& order, const Tensor& table, int64_t quant,
+               double scale, const std::optional<Tensor>& scale_tensor, int64_t group, double eps, double weight_bias,
+               std::optional<bool> enable_pdl) {
   const Check check("allreduce_fusion");
   const View x(input, "input"), ordered(order, "workspace");
   check.rank(x, 2, 2);
@@ -47,6 +85,7 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
   check.aligned(x);
   check.same_device(x, ordered);
   const bool with_norm = weight.has_value();
+  const auto form = static_cast<NormQuant>(quant);
   if (!with_norm && !out) check.fail("output", "got None, wanted a tensor");
   AllReduceParams p{.group = group_of(check, View(table, "workspace")),
                     .input = x.data,
@@ -55,10 +94,17 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
                     .out = nullptr,
                     .residual_out = nullptr,
                     .norm_out = nullptr,
+                    .quant_out = nullptr,
+                    .scale_out = nullptr,
+                    .scale = {},
+                    .quant = NormQuant::kNone,
+                    .columns = 0,
+                    .scale_row_stride = 0,
+                    .scale_word_stride = 0,
                     .rows = x.size(0),
                     .hidden = x.size(1),
                     .row_bytes = static_cast<uint32_t>(x.size(1) * size_of(x.dtype)),
-                    .kind = kind_of(x.dtype, with_norm),
+                    .kind = kind_of(x.dtype, with_norm, form),
                     .eps = eps,
                     .weight_bias = static_cast<float>(weight_bias),
                     .dtype = x.dtype};
@@ -68,7 +114,7 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
     check.fail(x, "got " + std::to_string(p.rows * row_bytes) + " bytes in rows padded to 16 bytes, wanted at most " +
                       std::to_string(p.group.slot_bytes) + " as the workspace has");
 
-  std::optional<View> read[2], written[3];
+  std::optional<View> read[2], written[5];
   const auto same_form = [&](const View& arg) {
     check.same_shape(arg, x);
     check.same_dtype(arg, x);
@@ -94,14 +140,21 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
     p.weight = w.data;
     p.residual_in = like_input(residual_in, "residual_in", read[1]);
     p.residual_out = like_input(residual_out, "residual_out", written[1]);
-    p.norm_out = like_input(norm_out, "norm_out", written[2]);
+    if (norm_out || form == NormQuant::kNone) p.norm_out = like_input(norm_out, "norm_out", written[2]);
+    if (form != NormQuant::kNone) {
+      if (quant_out) written[3].emplace(*quant_out, "quant_out");
+      if (scale_out) written[4].emplace(*scale_out, "scale_out");
+      const QuantScale given =
+          form == NormQuant::kStatic ? quant_scale(check, scale, scale_tensor, "scale_factor", x) : QuantScale{};
+      take_quant(check, p, x, form, written[3], written[4], given, group);
+    }
     for (const auto& one : written)
       if (one) check.no_overlap(*one, w, false);
   }
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 5; ++i) {
     if (!written[i]) continue;
     for (const auto& one : read)
-      if (one) check.no_overlap(*written[i], *one, true);
+      if (one) check.no_overlap(*written[i], *one, i < 3);
     for (int k = 0; k < i; ++k)
       if (written[k]) check.no_overlap(*written[i], *written[k], false);
   }

@@ -1,4 +1,4 @@
-"""All-reduce over a workspace, alone and with residual and RMSNorm."""
+"""All-reduce over a workspace, alone or with residual, RMSNorm and FP8 quantisation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from .._ops.declare import define
 from .._ops.errors import value_error
 from .._ops.route import without_gradient
+from .._ops.scalars import scale_or_tensor
 from .._ops.tensors import check_tensor
 from ..errors import GroupError, UnsupportedError
 from ..jit.modules.allreduce import gen_allreduce_module
@@ -18,11 +19,25 @@ __all__ = ["allreduce_fusion", "gen_allreduce_module"]
 
 _allreduce = define(
     "allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out,"
-    " Tensor(c!)? norm_out, Tensor(d!) order, Tensor table, float eps, float weight_bias, bool? enable_pdl) -> ()",
+    " Tensor(c!)? norm_out, Tensor(d!)? quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant,"
+    " float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, bool? enable_pdl) -> ()",
     gen_allreduce_module,
     general=without_gradient("allreduce", "input", "residual_in", "weight"),
     on_host=("table",),
 )
+
+STATIC, TOKEN, GROUP = 1, 2, 3  # NormQuant of common/allreduce.h
+# Pattern -> the quantisation, and whether the norm itself is a result.
+_Pattern = AllReduceFusionPattern
+NORM_PATTERNS = {
+    _Pattern.kARResidualRMSNorm: (0, True),
+    _Pattern.kARResidualRMSNormFP8Quant: (STATIC, False),
+    _Pattern.kARResidualRMSNormOutFP8Quant: (STATIC, True),
+    _Pattern.kARResidualRMSNormDynamicFP8Quant: (TOKEN, False),
+    _Pattern.kARResidualRMSNormOutDynamicFP8Quant: (TOKEN, True),
+    _Pattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant: (GROUP, False),
+    _Pattern.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant: (GROUP, True),
+}
 
 
 def allreduce_fusion(
@@ -55,7 +70,7 @@ def allreduce_fusion(
     *,
     moe_finalize_backend: str = "trtllm",
 ) -> torch.Tensor:
-    """Sum ``input`` over the ranks of a workspace, and add the residual and normalise on request.
+    """Sum ``input`` over the ranks of a workspace. On request add the residual, normalise and quantise.
 
     All ranks make the same calls in the same order. The sum is in float32 in the order of ranks, rounded once,
     so all ranks get the same bits, and a row has the same bits in every batch, in a graph and with or without
@@ -64,53 +79,82 @@ def allreduce_fusion(
         residual_out = sum + residual_in
         norm_out = residual_out / sqrt(mean(residual_out ** 2) + rms_eps) * (rms_gamma + weight_bias)
 
-    where the norm reads the float32 value of ``residual_out``.
+    where the norm reads the float32 value of ``residual_out``. Quantisation reads the norm as rounded to
+    ``input``'s dtype, and clamps to the finite range of ``float8_e4m3fn``:
+
+    - ``FP8Quant``: ``quant_out = norm * (1 / scale_factor)``;
+    - ``DynamicFP8Quant``: ``quant_out = norm / scale``, where a row's scale is ``max(amax(row), 1 / 512) / 448``;
+    - ``PerTokenGroupFP8PackedQuant``: the same for each group of columns, with the least power of two that is at
+      least ``max(amax(group), 1e-10) / 448``. ``scale_out`` has its exponent plus 127.
+
+    With ``Out`` in its name, a pattern also writes ``norm_out``.
 
     Args:
         input: ``[tokens, hidden]``, contiguous, float32, float16 or bfloat16. Shape and dtype are equal on all
             ranks, and the workspace is on its device.
         workspace: of :func:`create_allreduce_fusion_workspace`.
-        pattern: ``AllReduceFusionPattern.kAllReduce`` or ``kARResidualRMSNorm``.
+        pattern: of :class:`AllReduceFusionPattern`, without FP4 and experts.
         launch_with_pdl: let the kernel start before the one before it ends, on Hopper and newer.
         output: like ``input``: the sum. With the norm it is optional, without it is allocated by default.
         residual_out, norm_out: like ``input``, allocated by default. Each output may be ``input`` or
-            ``residual_in`` itself, and overlaps no other output.
+            ``residual_in`` itself, and overlaps no other output. Patterns that do not write
+            ``norm_out`` ignore it.
+        quant_out: ``[tokens, hidden]``, contiguous, float8_e4m3fn, allocated by default.
+        scale_out: float32 with an element for each token, contiguous; or int32 ``[tokens, words]`` of any
+            strides, where a word has the exponents of four groups, the first in its lowest byte, and zeros after
+            the last group. Allocated by default: ``[tokens, 1]``, or with strides ``(1, tokens)``, where tokens are
+            rounded up to a multiple of 4.
         residual_in: like ``input``, and equal on all ranks. Required by the norm, as is ``rms_gamma``.
         rms_gamma: ``[hidden]``, of ``input``'s dtype.
         rms_eps: added to the mean of squares.
+        scale_factor: a positive number, or a tensor with one, which a graph reads at its replay.
+        block_quant_group_size: columns of a group: a power of two, from 16 bytes of ``input`` to 512, that divides
+            ``hidden``.
         weight_bias: added to ``rms_gamma``: 1 for Gemma.
         trigger_completion_at_end, use_oneshot, fp32_acc, layout_code: change no result and are ignored.
 
     Other arguments belong to patterns that are not served.
 
     Returns:
-        ``norm_out``, or the sum for ``kAllReduce``.
+        ``quant_out`` of a pattern that quantises, else ``norm_out``, or the sum for ``kAllReduce``.
 
     Raises:
         ValueError: invalid shapes or devices, an input that does not fit, partial overlap, a missing tensor,
             a destroyed workspace, or an unknown pattern. Nothing was sent.
         TypeError: invalid dtypes.
-        UnsupportedError: a pattern with quantisation or experts.
+        UnsupportedError: a pattern with FP4 or experts.
         GroupError: an earlier call of the workspace failed, see ``workspace.check()``. On the CPU, this call.
         GradientError: a tensor requires a gradient.
     """
-    check_tensor("allreduce_fusion", "input", input)
+    op = "allreduce_fusion"
+    check_tensor(op, "input", input)
     if not isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
-        raise TypeError(
-            f"allreduce_fusion: workspace: got {type(workspace).__name__}, wanted TRTLLMAllReduceFusionWorkspace"
-        )
+        raise TypeError(f"{op}: workspace: got {type(workspace).__name__}, wanted TRTLLMAllReduceFusionWorkspace")
+    quant = group = 0
+    scale: tuple[float, torch.Tensor | None] = (1.0, None)
     result: torch.Tensor
     if pattern == AllReduceFusionPattern.kAllReduce:
         result = output = torch.empty_like(input) if output is None else output
-        residual_in = rms_gamma = residual_out = norm_out = None
-    elif pattern == AllReduceFusionPattern.kARResidualRMSNorm:
+        residual_in = rms_gamma = residual_out = norm_out = quant_out = scale_out = None
+    elif found := NORM_PATTERNS.get(AllReduceFusionPattern(pattern)):
+        quant, has_norm = found
         if rms_gamma is None:
-            raise value_error("allreduce_fusion", "rms_gamma", None, "a tensor")
+            raise value_error(op, "rms_gamma", None, "a tensor")
         residual_out = torch.empty_like(input) if residual_out is None else residual_out
-        result = norm_out = torch.empty_like(input) if norm_out is None else norm_out
+        norm_out = None if not has_norm else torch.empty_like(input) if norm_out is None else norm_out
+        if quant == GROUP:
+            if block_quant_group_size is None:
+                raise value_error(op, "block_quant_group_size", None, "a number of columns")
+            group = block_quant_group_size
+        if quant == STATIC:
+            if scale_factor is None:
+                raise value_error(op, "scale_factor", None, "a number or a tensor")
+            scale = scale_or_tensor(scale_factor, input)
+        quant_out, scale_out = _quant_outputs(input, quant, group, quant_out, scale_out)
+        result = norm_out if quant_out is None else quant_out  # type: ignore[assignment] # one of them is a tensor
     else:
         name = AllReduceFusionPattern(pattern).name
-        raise UnsupportedError(f"allreduce_fusion: pattern: got {name}, wanted kAllReduce or kARResidualRMSNorm")
+        raise UnsupportedError(f"{op}: pattern: got {name}, wanted one without FP4 and experts")
     try:
         _allreduce(
             input,
@@ -119,8 +163,13 @@ def allreduce_fusion(
             output,
             residual_out,
             norm_out,
+            quant_out,
+            scale_out,
             workspace._order,
             workspace._table,
+            quant,
+            *scale,
+            group,
             rms_eps,
             weight_bias,
             launch_with_pdl,
@@ -129,3 +178,23 @@ def allreduce_fusion(
         workspace.check()  # has the reason
         raise
     return result
+
+
+def _quant_outputs(
+    input: torch.Tensor, quant: int, group: int, quant_out: torch.Tensor | None, scale_out: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the outputs of a quantised norm that a call writes, and allocate those that it lacks."""
+    if quant == 0:
+        return None, None
+    if quant_out is None:
+        quant_out = torch.empty_like(input, dtype=torch.float8_e4m3fn)
+    if quant == STATIC:
+        return quant_out, None
+    if scale_out is None and input.dim() == 2:
+        tokens, hidden = input.shape
+        if quant == TOKEN:
+            scale_out = input.new_empty(tokens, 1, dtype=torch.float32)
+        else:
+            words = -(-hidden // (4 * max(1, group)))
+            scale_out = input.new_empty(words, -(-tokens // 4) * 4, dtype=torch.int32).T[:tokens]
+    return quant_out, scale_out

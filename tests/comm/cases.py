@@ -22,9 +22,21 @@ def one_rank(device: str) -> TRTLLMAllReduceFusionWorkspace:
 def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     x, w = randn(6, 64, device=device), randn(64, device=device)
     workspace = one_rank(device)
-    last = (workspace._order, workspace._table, EPS, 0.5, None)
-    fused = (x, x.clone(), w, None, torch.empty_like(x), torch.empty_like(x), *last)
-    return {"allreduce": [(x, None, None, torch.empty_like(x), None, None, *last), fused]}
+
+    def last(quant: int, scale: float = 1.0, group: int = 0) -> tuple[Any, ...]:
+        return (workspace._order, workspace._table, quant, scale, None, group, EPS, 0.5, None)
+
+    fused = (x, x.clone(), w, None, torch.empty_like(x), torch.empty_like(x))
+    fp8 = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    return {
+        "allreduce": [
+            (x, None, None, torch.empty_like(x), None, None, None, None, *last(0)),
+            (*fused, None, None, *last(0)),
+            (*fused, fp8, None, *last(1, 0.25)),
+            (*fused, fp8, x.new_empty(6, 1), *last(2)),
+            (*fused, fp8, torch.empty(6, 1, dtype=torch.int32, device=device), *last(3, 1.0, 16)),
+        ]
+    }
 
 
 CASES = Cases(operators)

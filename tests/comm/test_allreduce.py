@@ -39,7 +39,7 @@ def test_sum_and_norm(dtype, device, make_group):
     """Every rank gets the bits of the float32 sum in the order of ranks, with and without the norm."""
     shapes = SHAPES + MORE if device == "cuda" else SHAPES
     for size in ranks_of(device):
-        group = make_group(size, 1, max(t * (h + 8) for t, h in shapes), dtype)
+        group = make_group(size, max(t * (h + 8) for t, h in shapes) // 64 + 1, 64, dtype)
         for tokens, hidden in random.sample(shapes, len(shapes) if device == "cuda" else 5):
             check_shape(group, drawn(size, tokens, hidden, dtype, device))
 
@@ -71,6 +71,88 @@ def check_shape(group: Group, parts: list[torch.Tensor]) -> None:
         assert_same_bits(norms[rank], norms[0])
     bound = {torch.float32: 2e-6, torch.float16: 1.1e-3, torch.bfloat16: 8e-3}[dtype]
     torch.testing.assert_close(norms[0].double(), normed(total, residual, weight, bias), rtol=bound, atol=bound / 100)
+
+
+def quantised(norm: torch.Tensor, quant: int, scale: float, columns: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the FP8 form of a rounded norm, as bytes, and its scales."""
+    x, scales = norm.float(), None
+    if quant == 1:
+        x = x * (1 / torch.tensor(scale, device=x.device))
+    elif quant == 2:
+        scales = (x.abs().amax(-1, keepdim=True) / 448).clamp(min=2**-9 / 448)
+        x = x / scales
+    else:
+        parts = x.unflatten(-1, (-1, columns))
+        exponents = torch.ceil(torch.log2((parts.abs().amax(-1) / 448).clamp(min=1e-10 / 448).double())).int()
+        x = (parts.double() * torch.exp2(-exponents.double())[..., None]).flatten(-2).float()
+        padded = torch.nn.functional.pad(exponents + 127, (0, -exponents.shape[-1] % 4))
+        scales = padded.to(torch.uint8).contiguous().view(torch.int32)
+    return x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), scales
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norm_in_fp8(dtype, device, make_group):
+    """The bytes and scales are those of the norm, quantised apart, for every pattern, with scales as numbers and tensors.
+
+    A row of zeros, one of 7 elements, rows beyond the finite range, and groups whose last word has bytes left.
+    """
+    group = make_group(2, 6, 6400, dtype)
+    part = 16 // dtype.itemsize
+    for tokens, hidden in ((3, 6400), (5, 640), (1, 128 * 9), (6, 7), (4, 4 * part), (0, 640)):
+        columns = random.choice([c for c in (part, 64, 128, 32 * part) if hidden % c == 0] or [0])
+        for pattern in (2, 4, 10, 11, 8, 9) if columns else (2, 4, 10, 11):
+            check_fp8(group, pattern, drawn(2, tokens, hidden, dtype, device), columns)
+
+
+def check_fp8(group: Group, pattern: int, parts: list[torch.Tensor], columns: int) -> None:
+    """Check all outputs of a pattern with FP8 for one input on each rank."""
+    (tokens, hidden), dtype, device = parts[0].shape, parts[0].dtype, parts[0].device
+    quant = {2: 1, 4: 1, 10: 2, 11: 2, 8: 3, 9: 3}[pattern]
+    residual, weight = torch.randn_like(parts[0]), torch.randn(hidden, device=device).to(dtype)
+    if tokens > 2:
+        residual[1], parts[0][1], parts[1][1] = 0, 0, 0
+        weight[0] = 1000
+    scale = random.choice([0.03, 1.0, 2.5])
+    factor = random.choice([scale, torch.tensor([scale], device=device)])
+    norms, more, residuals = ([filled(x) for x in parts] for _ in range(3))
+    fp8 = [torch.full((tokens, hidden), 0x55, dtype=torch.uint8, device=device) for _ in parts]
+    scales: list[Any] = [None, None]
+    if quant == 2:
+        scales = [torch.full((tokens, 1), 7.0, device=device) for _ in parts]
+    elif quant == 3:  # columns of a larger tensor, as engines allocate it
+        words = -(-hidden // (4 * columns))
+        scales = [torch.full((words, tokens + 3), 7, dtype=torch.int32, device=device).T[:tokens] for _ in parts]
+    norm: dict[str, Any] = dict(residual_in=residual, rms_gamma=weight, rms_eps=EPS, weight_bias=0.5)
+
+    def body(rank: int, workspace: Any) -> None:
+        x = parts[rank]
+        allreduce_fusion(x, workspace, NORM, norm_out=norms[rank], residual_out=more[rank], **norm)
+        result = allreduce_fusion(
+            x, workspace, pattern, residual_out=residuals[rank], norm_out=more[rank],
+            quant_out=fp8[rank].view(torch.float8_e4m3fn), scale_out=scales[rank],
+            scale_factor=factor if quant == 1 else None, block_quant_group_size=columns or None, **norm,
+        )  # fmt: skip
+        assert result.data_ptr() == fp8[rank].data_ptr()
+
+    group.run(body)
+    want, want_scales = quantised(norms[0], quant, scale, columns)
+    total = (summed(parts).float() + residual.float()).to(dtype)
+    for rank in range(2):
+        assert_same_bits(residuals[rank], total)
+        assert_same_bits(more[rank], norms[0] if pattern in (4, 9, 11) else total)  # else not written
+        assert torch.equal(fp8[rank], want), (pattern, tokens, hidden, columns)
+        if want_scales is not None:
+            torch.testing.assert_close(scales[rank], want_scales, rtol=0, atol=0)
+
+
+def test_outputs_of_quantisation_are_allocated(device):
+    x, weight = torch.randn(5, 640, device=device), torch.ones(640, device=device)
+    common = dict(residual_in=x.clone(), rms_gamma=weight, rms_eps=EPS)
+    norm = allreduce_fusion(x, one_rank(device), NORM, **common)
+    for pattern, given in ((2, dict(scale_factor=0.5)), (10, {}), (8, dict(block_quant_group_size=128))):
+        got = allreduce_fusion(x, one_rank(device), pattern, **common, **given)
+        want, _ = quantised(norm, {2: 1, 10: 2, 8: 3}[pattern], 0.5, 128)
+        assert got.dtype == torch.float8_e4m3fn and torch.equal(got.view(torch.uint8), want)
 
 
 def test_a_row_has_the_same_bits_in_every_batch(device, make_group):
@@ -326,13 +408,47 @@ def test_invalid_arguments(device):
         "rms_gamma: got bfloat16": dict(rms_gamma=lambda x: x[0].bfloat16()),
     }.items():
         refused(text, TypeError, device=device, **change)
-    with pytest.raises(UnsupportedError, match="got kARResidualRMSNormFP8Quant, wanted kAllReduce or"):
-        allreduce_fusion(torch.ones(2, 8, device=device), one, 2)
+    for number, name in ((3, "FP4Quant"), (5, "OutFP4Quant")):
+        with pytest.raises(UnsupportedError, match=f"got kARResidualRMSNorm{name}, wanted one without FP4 and experts"):
+            allreduce_fusion(torch.ones(2, 8, device=device), one, number)
     with pytest.raises(ValueError, match="99 is not a valid AllReduceFusionPattern"):
         allreduce_fusion(torch.ones(2, 8, device=device), one, 99)
     with pytest.raises(GradientError, match="has no gradient"):
         allreduce_fusion(torch.ones(2, 8, device=device, requires_grad=True), one, SUM)
     assert int(one._state[0]) == before and (shared == 1).all(), "a kernel ran"
+
+
+def test_invalid_arguments_of_quantisation(device):
+    static, token, group = (Pattern(number) for number in (2, 10, 8))
+    fp8, words = torch.float8_e4m3fn, torch.int32
+
+    for text, change in {
+        "scale_factor: got None": dict(pattern=static),
+        "scale_factor: got no positive number": dict(pattern=static, scale_factor=0.0),
+        "scale_factor: got 2 elements": dict(pattern=static, scale_factor=lambda x: x[0, :2].clone()),
+        r"quant_out: got shape \[3, 64\]": dict(pattern=token, quant_out=lambda x: x[:3].to(fp8)),
+        "quant_out: is not contiguous": dict(pattern=token, quant_out=lambda x: x.T.contiguous().to(fp8).T),
+        "scale_out: got 3 elements": dict(pattern=token, scale_out=lambda x: x[0, :3].clone()),
+        "block_quant_group_size: got None": dict(pattern=group),
+        "block_quant_group_size: got 24, wanted a power of two from 4 to 128": dict(
+            pattern=group, block_quant_group_size=24
+        ),
+        "input: got 64 columns, wanted a multiple": dict(pattern=group, block_quant_group_size=128),
+        r"scale_out: got shape \[4, 2\], wanted \[4, 1\]": dict(
+            pattern=group, block_quant_group_size=16, scale_out=lambda x: torch.ones(4, 2, device=x.device).to(words)
+        ),
+    }.items():
+        refused(text, device=device, **change)
+    for text, change in {
+        "quant_out: got float8_e5m2, wanted float8_e4m3fn": dict(
+            pattern=token, quant_out=lambda x: x.to(torch.float8_e5m2)
+        ),
+        "scale_out: got float16, wanted float32": dict(pattern=token, scale_out=lambda x: x[:, :1].half()),
+        "scale_out: got float32, wanted int32": dict(
+            pattern=group, block_quant_group_size=16, scale_out=lambda x: x[:, :1].clone()
+        ),
+    }.items():
+        refused(text, TypeError, device=device, **change)
 
 
 def test_partial_overlap(device):

@@ -10,7 +10,10 @@
 // the first store of a call and one after its last read order the clear before the peer's store.
 #pragma once
 
+#include <cstring>
+
 #include <flashinfer/common/dtype.h>
+#include <flashinfer/common/quant_scale.h>
 #include <flashinfer/common/rows.h>
 
 namespace flashinfer {
@@ -52,8 +55,17 @@ struct CommGroup {
   uint8_t* inbox[kMaxRanks];  // by rank, as this rank addresses them
 };
 
+// Scales of the norm's quantised form: none, a given one, one for each row, or a power of two for each group of
+// columns.
+enum class NormQuant : int32_t { kNone, kStatic, kToken, kGroup };
+
+constexpr float kLargestFp8 = 448.0f;  // of e4m3
+constexpr float kLeastTokenScale = 1.0f / (512 * kLargestFp8);
+constexpr float kLeastGroupMaximum = 1e-10f;  // of a group of zeros
+
 // s = sum of `input` over the ranks, in float32 in the order of ranks, rounded to the element type. With
-// `weight`: r = s + residual_in, norm_out = r / sqrt(mean(r^2) + eps) * (weight + weight_bias).
+// `weight`: r = s + residual_in, n = r / sqrt(mean(r^2) + eps) * (weight + weight_bias), rounded to the element type,
+// and quant_out = n / scale in e4m3, clamped to the finite range.
 struct AllReduceParams {
   CommGroup group;
   const void* input;
@@ -61,7 +73,13 @@ struct AllReduceParams {
   const void* weight;  // null: the sum only
   void* out;           // s, null if unwanted
   void* residual_out;  // r
-  void* norm_out;
+  void* norm_out;      // n, null if unwanted
+  void* quant_out;     // null without `quant`
+  void* scale_out;     // kToken: float32 [rows]; kGroup: int32 [rows, words], four exponents in a word
+  QuantScale scale;    // kStatic
+  NormQuant quant;
+  int columns;                                  // of a group
+  int64_t scale_row_stride, scale_word_stride;  // kGroup, in words
   int64_t rows, hidden;
   uint32_t row_bytes, kind;  // for the header: kind_of()
   double eps;
@@ -69,8 +87,28 @@ struct AllReduceParams {
   DType dtype;
 };
 
-inline uint32_t kind_of(DType dtype, bool with_norm) {
-  return static_cast<uint32_t>(dtype) | (with_norm ? 0x100u : 0u);
+inline uint32_t kind_of(DType dtype, bool with_norm, NormQuant quant = NormQuant::kNone) {
+  return static_cast<uint32_t>(dtype) | (with_norm ? 0x100u : 0u) | static_cast<uint32_t>(quant) << 9;
+}
+
+FLASHINFER_HD float token_scale(float maximum) {
+  const float scale = maximum / kLargestFp8;
+  return scale > kLeastTokenScale ? scale : kLeastTokenScale;
+}
+
+// Returns the exponent field of the least power of two that scales a group's largest magnitude to at most 448.
+FLASHINFER_HD uint32_t group_exponent(float maximum) {
+  const float scale = (maximum > kLeastGroupMaximum ? maximum : kLeastGroupMaximum) / kLargestFp8;
+  uint32_t bits;
+  memcpy(&bits, &scale, sizeof(bits));
+  const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
+  return exponent < 254 ? exponent : 254;
+}
+
+// Returns the byte of scale_out for a row's group: the exponents of four groups are the bytes of a word.
+FLASHINFER_HD uint8_t* exponent_of(void* scale_out, const AllReduceParams& p, int64_t row, int64_t group) {
+  return static_cast<uint8_t*>(scale_out) + (row * p.scale_row_stride + group / 4 * p.scale_word_stride) * 4 +
+         group % 4;
 }
 
 // --- layout of an inbox: headers of both slots, then both slots, each with one area per peer ---

@@ -12,6 +12,7 @@
 #include <flashinfer/cpu/norm.h>
 #include <flashinfer/cpu/parallel.h>
 #include <flashinfer/cpu/simd/lanes.h>
+#include <flashinfer/cpu/simd/quantize.h>
 #include <flashinfer/cpu/simd/vec.h>
 
 namespace flashinfer::cpu {
@@ -153,6 +154,45 @@ class OneShot {
   const uint64_t deadline_;
 };
 
+// Writes quant_out, and the scales that it finds, from the rounded norm.
+template <typename T>
+void quantize_norm(const AllReduceParams& p, const T* norm) {
+  const int64_t n = p.hidden;
+  const auto largest_of = [](const T* from, int64_t count) {
+    float largest = 0;
+    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(to_float(from[i])));
+    return largest;
+  };
+  const auto store = [](const T* from, int64_t count, fp8_e4m3_t* to, float factor, float divisor) {
+    for_lanes(count, [&](int64_t i, int lanes) {
+      store_quantized(to + i, load(from + i, lanes) * splat(factor) / splat(divisor), lanes);
+    });
+  };
+  parallel_rows(p.rows, 2 * n * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const T* from = norm + row * n;
+      auto* to = static_cast<fp8_e4m3_t*>(p.quant_out) + row * n;
+      if (p.quant == NormQuant::kStatic) store(from, n, to, 1.0f / p.scale.get_float(), 1);
+      if (p.quant == NormQuant::kToken) {
+        const float scale = token_scale(largest_of(from, n));
+        static_cast<float*>(p.scale_out)[row] = scale;
+        store(from, n, to, 1, scale);
+      }
+      if (p.quant != NormQuant::kGroup) continue;
+      const int64_t groups = n / p.columns;
+      for (int64_t group = 0; group < groups; ++group) {
+        const uint32_t exponent = group_exponent(largest_of(from + group * p.columns, p.columns)),
+                       bits = exponent << 23;
+        *exponent_of(p.scale_out, p, row, group) = static_cast<uint8_t>(exponent);
+        float scale;
+        std::memcpy(&scale, &bits, sizeof(scale));
+        store(from + group * p.columns, p.columns, to + group * p.columns, 1, scale);
+      }
+      for (int64_t rest = groups; rest % 4 != 0; ++rest) *exponent_of(p.scale_out, p, row, rest) = 0;
+    }
+  });
+}
+
 // Pushes all rows, then adds the parts of each row in the order of ranks. `residual_out` and `norm_out` may be
 // `input` or `residual_in`: they are written after all ranks' parts are in `sums`.
 template <typename T>
@@ -189,10 +229,12 @@ void one_shot(const AllReduceParams& p) {
   if (p.weight == nullptr) return;
   if (p.residual_out != p.residual_in) std::memcpy(p.residual_out, p.residual_in, p.rows * bytes);
   const Rows rows{p.rows < 1 ? 1 : p.rows, 1, 0, 0, n};
+  std::vector<T> normed(p.norm_out ? 0 : p.rows * n);
+  T* norm_out = p.norm_out ? static_cast<T*>(p.norm_out) : normed.data();
   rms_norm<T>(RmsNormParams{.input = out,
                             .residual = p.residual_out,
                             .weight = p.weight,
-                            .output = p.norm_out,
+                            .output = norm_out,
                             .input_rows = rows,
                             .residual_rows = rows,
                             .output_rows = rows,
@@ -201,6 +243,7 @@ void one_shot(const AllReduceParams& p) {
                             .eps = {p.eps, nullptr},
                             .weight_offset = p.weight_bias,
                             .dtype = p.dtype});
+  if (p.quant != NormQuant::kNone) quantize_norm<T>(p, norm_out);
 }
 
 }  // namespace flashinfer::cpu

@@ -11,8 +11,9 @@ namespace flashinfer::cuda {
 // Returns true if every part of every row begins at a multiple of 16 bytes.
 inline bool is_aligned(const AllReduceParams& p) {
   uintptr_t bits = p.weight ? p.row_bytes : static_cast<uintptr_t>(p.rows * p.row_bytes);
-  for (const void* one : {p.input, p.residual_in, p.weight, static_cast<const void*>(p.out),
-                          static_cast<const void*>(p.residual_out), static_cast<const void*>(p.norm_out)})
+  for (const void* one :
+       {p.input, p.residual_in, p.weight, static_cast<const void*>(p.out), static_cast<const void*>(p.residual_out),
+        static_cast<const void*>(p.norm_out), static_cast<const void*>(p.quant_out)})
     bits |= reinterpret_cast<uintptr_t>(one);
   return bits % kPartBytes == 0;
 }

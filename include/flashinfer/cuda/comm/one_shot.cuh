@@ -16,6 +16,7 @@
 #include <flashinfer/cuda/ptx/cluster.cuh>
 #include <flashinfer/cuda/ptx/policy.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/quantize.cuh>
 #include <flashinfer/cuda/tile/reduce.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
@@ -79,21 +80,56 @@ __device__ __forceinline__ Part<T> part_of(const uint4& words) {
   return part;
 }
 
-// Returns the sum over all threads of the cluster, in a fixed order. `partial` has two rows of 16: two sums in
-// succession use different ones, so a CTA that is ahead overwrites nothing that is still read.
-__device__ __forceinline__ float cluster_sum(float value, float (*partial)[16], int& turn) {
+// Returns the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0. `partial`
+// has two rows of 16: two calls in succession use different ones, so a CTA that is ahead overwrites nothing that is
+// still read.
+template <bool kSum>
+__device__ __forceinline__ float cluster_reduce(float value, float (*partial)[16], int& turn) {
+  const auto over_lanes = [](float x) { return kSum ? lanes_sum<32>(x) : lanes_max<32>(x); };
   const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
   float* own = partial[turn];
   turn ^= 1;
-  value = lanes_sum<32>(value);
+  value = over_lanes(value);
   if (lane == 0) own[threadIdx.x / 32] = value;
   __syncwarp();
   ptx::cluster_sync();
   const int all = warps * ptx::cluster_size();
   value = 0;
-  for (int i = lane; i < all; i += 32)
-    value += __uint_as_float(ptx::load_of_rank(ptx::of_rank(own + i % warps, i / warps)));
-  return lanes_sum<32>(value);
+  for (int i = lane; i < all; i += 32) {
+    const float other = __uint_as_float(ptx::load_of_rank(ptx::of_rank(own + i % warps, i / warps)));
+    value = kSum ? value + other : fmaxf(value, other);
+  }
+  return over_lanes(value);
+}
+
+// Stores a part of quant_out.
+template <bool kAligned, int kN>
+__device__ __forceinline__ void store_quantized(void* to, const Place& at, int64_t row_elements,
+                                                const float (&values)[kN]) {
+  const Vec<uint8_t, kN> part = quantize(values, DType::kFloat8E4M3);
+  if constexpr (kAligned) return store_vec(static_cast<uint8_t*>(to) + int64_t{at.index} * kN, part);
+  uint8_t* row = static_cast<uint8_t*>(to) + at.row * row_elements;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const int64_t column = int64_t{at.in_row} * kN + j;
+    if (column < row_elements) row[column] = part.at[j];
+  }
+}
+
+// Returns the scale of a part's group, whose parts adjacent lanes have, and stores its exponent. All lanes of a warp
+// call it. The last group also stores zeros for the bytes that its word has left.
+template <int kN>
+__device__ __forceinline__ float group_scale(const AllReduceParams& p, const Place& at, bool is_inside, float maximum) {
+  const int lanes = p.columns / kN;
+  for (int by = lanes / 2; by > 0; by /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, by));
+  const uint32_t exponent = group_exponent(maximum);
+  if (is_inside && at.in_row % lanes == 0) {
+    const int64_t group = at.in_row / lanes, groups = p.hidden / p.columns;
+    *exponent_of(p.scale_out, p, at.row, group) = static_cast<uint8_t>(exponent);
+    for (int64_t rest = group + 1; group + 1 == groups && rest % 4 != 0; ++rest)
+      *exponent_of(p.scale_out, p, at.row, rest) = 0;
+  }
+  return __uint_as_float(exponent << 23);
 }
 
 // kRanks: number of ranks, or 0 for any. kVecs: parts of a thread in a piece. A piece is a row with the norm, else
@@ -102,7 +138,8 @@ template <typename T, int kRanks, int kVecs, bool kNorm, bool kAligned>
 __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     one_shot_kernel(const __grid_constant__ OneShotParams p) {
   constexpr int kN = kPartElements<T>;
-  constexpr bool kAhead = kVecs == 1;  // registers hold the next piece, and what the norm reads before the wait
+  // Registers hold the next piece, and what the norm reads before the wait. With kRanks == 0 they would not suffice.
+  constexpr bool kAhead = kVecs == 1 && kRanks != 0;
   __shared__ float partial[2][16];
   const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
   const uint32_t cluster = kNorm ? ptx::cluster_size() : 1;
@@ -203,7 +240,9 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     }
     if constexpr (kNorm) {
       if constexpr (kAhead) load_weight(0);  // its latency hides in the sum's
-      const ScaleOf<T> scale = inverse_root<T>(cluster_sum(squares, partial, turn), p.hidden, Scalar{p.eps, nullptr});
+      const ScaleOf<T> scale =
+          inverse_root<T>(cluster_reduce<true>(squares, partial, turn), p.hidden, Scalar{p.eps, nullptr});
+      float maximum[kVecs] = {};
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
         const Place at = place_of(piece, i);
@@ -212,8 +251,33 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
         float factor[kN];
         weight[i].to_floats(factor);
 #pragma unroll
-        for (int j = 0; j < kN; ++j) factor[j] = values[i][j] * scale * (factor[j] + ScaleOf<T>(p.weight_bias));
-        store_part<kAligned, T>(p.norm_out, at, row_elements, Part<T>::from_floats(factor));
+        for (int j = 0; j < kN; ++j) values[i][j] = values[i][j] * scale * (factor[j] + ScaleOf<T>(p.weight_bias));
+        if (p.norm_out) store_part<kAligned, T>(p.norm_out, at, row_elements, Part<T>::from_floats(values[i]));
+        if (p.quant == NormQuant::kNone) continue;
+        round_all<T>(values[i]);
+#pragma unroll
+        for (int j = 0; j < kN; ++j) maximum[i] = fmaxf(maximum[i], fabsf(values[i][j]));
+      }
+      if (p.quant != NormQuant::kNone) {
+        float divisor = 1, factor = 1;
+        if (p.quant == NormQuant::kStatic) factor = 1.0f / p.scale.get_float();
+        if (p.quant == NormQuant::kToken) {
+          float largest = maximum[0];
+#pragma unroll
+          for (int i = 1; i < kVecs; ++i) largest = fmaxf(largest, maximum[i]);
+          divisor = token_scale(cluster_reduce<false>(largest, partial, turn));
+          if (threadIdx.x == 0 && ptx::cluster_rank() == 0) static_cast<float*>(p.scale_out)[piece] = divisor;
+        }
+#pragma unroll
+        for (int i = 0; i < kVecs; ++i) {
+          const Place at = place_of(piece, i);
+          const bool is_inside = at.in_row < p.row_parts;
+          if (p.quant == NormQuant::kGroup) divisor = group_scale<kN>(p, at, is_inside, maximum[i]);
+          if (!is_inside) continue;
+#pragma unroll
+          for (int j = 0; j < kN; ++j) values[i][j] = values[i][j] * factor / divisor;
+          store_quantized<kAligned>(p.quant_out, at, row_elements, values[i]);
+        }
       }
     }
     if constexpr (kAhead) {
