@@ -48,6 +48,15 @@ def padded(count: int) -> int:
     return -(-count // PART_BYTES) * PART_BYTES
 
 
+def most_columns(dtype: torch.dtype, device: torch.device) -> int | float:
+    """Return the longest row that the norm serves on a device. A thread has one part of a row, or several on Ampere."""
+    if device.type != "cuda":
+        return float("inf")
+    hopper = torch.cuda.get_device_properties(device).major >= 9
+    parts = 8 if hopper else 2 * dtype.itemsize
+    return parts * 512 * (PART_BYTES // dtype.itemsize)
+
+
 class AllReduceFusionWorkspace:
     """Base of the workspaces of :func:`allreduce_fusion`.
 
@@ -115,6 +124,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         exchange = Exchange(_backend_of(op, tp_size, comm_backend, group))
         exchange.vote(lambda: _check(op, tp_size, tp_rank, max_token_num, hidden_dim, dtype, exchange))
         self._device = exchange.vote(lambda: _device_of(device))[exchange.rank]
+        exchange.vote(lambda: _check_columns(op, hidden_dim, dtype, self._device))
         row_bytes = hidden_dim * dtype.itemsize
         self._slot_bytes = max_token_num * padded(row_bytes)
         self.metadata = {
@@ -177,7 +187,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     def is_buffer_size_sufficient(
         self, tp_size: int, num_tokens: int, hidden_dim: int, dtype: torch.dtype, use_oneshot: bool | None = None
     ) -> bool:
-        """Return whether a call with such an input fits. The bytes decide, whatever the shape is.
+        """Return whether a call with such an input fits: its bytes, and a row for the norm on this GPU.
 
         Args:
             tp_size: ranks; another number than the workspace's never fits.
@@ -185,6 +195,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
             use_oneshot: ignored.
         """
         fits = self.world_size == 1 or num_tokens * padded(hidden_dim * dtype.itemsize) <= self._slot_bytes
+        fits = fits and hidden_dim <= most_columns(dtype, self._device)
         return self._is_alive() and tp_size == self.world_size and fits
 
     def check(self) -> None:
@@ -339,6 +350,11 @@ def _check(op: str, size: int, rank: int, tokens: int, hidden: int, dtype: torch
         raise type_error(op, "dtype", dtype, either(DTYPES))
 
 
+def _check_columns(op: str, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
+    if hidden > (most := most_columns(dtype, device)):
+        raise value_error(op, "hidden_dim", hidden, f"at most {most} on this GPU")
+
+
 def _device_of(device: torch.device | str | int | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -416,5 +432,6 @@ def _prove(exchange: Exchange, memory: SharedMemory) -> None:
 def _call_text(words: list[int]) -> str:
     _, rows, row_bytes, kind = words
     dtypes: dict[int, str] = {1: "float32", 2: "float16", 3: "bfloat16"}  # DType of common/dtype.h
-    fusion = "residual and norm" if kind & 0x100 else "the sum only"
+    fusions = ("residual and norm", "FP8 norm", "FP8 norm by tokens", "FP8 norm by groups")  # by NormQuant
+    fusion = fusions[kind >> 9 & 3] if kind & 0x100 else "the sum only"
     return f"{rows} rows of {row_bytes} bytes, {dtypes.get(kind & 0xFF, '?')}, {fusion}"
