@@ -223,7 +223,7 @@ def needed_versions(path: Path) -> list[str]:
 def _versions(data: bytes, order: str) -> Iterator[str]:
     (start,) = struct.unpack_from(f"{order}Q", data, 0x28)
     size, count = struct.unpack_from(f"{order}HH", data, 0x3A)
-    # Of each section: name, type, flags, address, offset, size, link, info, alignment, size of an entry.
+    # Fields of a section: name, type, flags, address, offset, size, link, info, alignment, size of an entry.
     sections = [struct.unpack_from(f"{order}IIQQQQIIQQ", data, start + size * n) for n in range(count)]
     for _, kind, _, _, library, _, link, libraries, _, _ in sections:
         if kind != _VERNEED:

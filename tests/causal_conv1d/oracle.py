@@ -34,6 +34,6 @@ def wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def magnitude(*given: torch.Tensor | None, lengths: list[int] | None) -> torch.Tensor:
-    """How large the terms are that a result is the sum of: what rounding is measured against."""
+    """Return the sum of the absolute terms of each result, as the unit of rounding errors."""
     sizes = [None if one is None else wide(one).abs() for one in given]
     return convolve(*sizes, False, lengths)[0]

@@ -14,7 +14,7 @@ from ..conftest import no_synchronisation
 from ..support.oracle import assert_close
 from .oracle import convolve, magnitude, wide
 
-# Of what terms of a sum and a function of it lose in float32, next to the rounding of the result.
+# Units in the last place: float32 sums and the activation, and the rounding of the result.
 ULPS = {torch.float32: 8.0, torch.float16: 1.0, torch.bfloat16: 1.0}
 LAYOUTS = ["channels last", "channels first", "padded"]
 

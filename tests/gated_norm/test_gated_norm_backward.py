@@ -15,7 +15,7 @@ from .oracle import gated, gradient_terms, wide
 from .test_gated_norm import OPTIONS, grouped
 
 SHAPES = [(1, 1), (3, 6), (7, 128), (2, 3, 64), (5, 1000), (2, 8192), (1, 40000), (333, 257), (0, 64), (9,)]
-# Of the terms that a result is the sum of, next to its own rounding.
+# Units in the last place of the sum of absolute terms, and of the result.
 ULPS = {torch.float32: 8.0, torch.float16: 2.0, torch.bfloat16: 2.0}
 
 

@@ -1,4 +1,4 @@
-// What warpgroups take for the tiles that they see, beside the mask asked for each row and key, on the host.
+// Host test of the tile borders of warpgroups: compare them with the mask of each row and key.
 #include <flashinfer/attention/variants.h>
 #include <flashinfer/cuda/attention/sm90/prefill.cuh>
 

@@ -24,7 +24,7 @@ void (*const instances[])(const Params&, const Launch&) = {
     kInstance<fp8_e4m3_t, bfloat16_t, 128, 128, false, false>,
 };
 
-// What is inherited is not called in the place of a LogitsTransform.
+// A derived LogitsTransform replaces the inherited PairTransform.
 struct Doubled : FlashSigmoid {
   using FlashSigmoid::FlashSigmoid;
   REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, { return 2 * logits; })

@@ -7,7 +7,7 @@
 
 using flashinfer::cuda::sm90::SnakeSchedule;
 
-// What the busiest block has over the mean, where a section's numbers have lengths from `longest` down to 1.
+// Return the load of the busiest block divided by the mean. Items of a section have lengths `longest` down to 1.
 static double busiest(int section, int sections, int blocks, int longest) {
   std::vector<double> load(blocks);
   double all = 0;

@@ -1,4 +1,4 @@
-"""What tests of integrations share."""
+"""Fixtures of the integration tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def ours() -> str:
-    """The name of our attention among those of transformers."""
+    """Return the name of our attention in transformers."""
     pytest.importorskip("transformers")
     from flashinfer.integrations.transformers import register
 

@@ -1,4 +1,4 @@
-"""What engines read, set and call of the wrappers beside their public methods, by name."""
+"""Tests of the private attributes and methods of wrappers that engines use, by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wanted(q: torch.Tensor, paged: Paged, **options: Any) -> torch.Tensor:
 
 
 def decode(device: str, page_size: int = 1, graph: int = 0, **options: Any) -> Any:
-    """A wrapper; with ``graph`` requests its buffers are for CUDA graphs, which need none on the CPU."""
+    """Return a wrapper. ``graph`` > 0: it has buffers for CUDA graphs of so many requests."""
     buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in (graph + 1, 500, graph)] if graph else []
     return flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), "NHD", bool(graph), True, *buffers)
 
@@ -93,7 +93,7 @@ def test_names_of_graphs(device):
 @pytest.mark.parametrize("form", ["tensor cores", "other cores", "20 arguments"])
 @pytest.mark.parametrize(("graph", "page_size"), [(0, 1), (3, 1), (0, 4), (3, 4)])
 def test_planning_by_the_cached_module(form, graph, page_size, device):
-    """SGLang plans once by begin_forward(), then by its own function: tables are put where the wrapper reads them."""
+    """SGLang plans once with begin_forward(). Then its own function writes tables into the wrapper's buffers."""
     wrapper = decode(device, page_size, graph)
     first, _ = batch(device, [4, 8, 30], page_size)
     wrapper.begin_forward(*first.tables_on("cpu"), HEADS, KV_HEADS, DIM, page_size, data_type=DTYPE, q_data_type=DTYPE)
@@ -122,7 +122,7 @@ def test_planning_by_the_cached_module(form, graph, page_size, device):
             assert_near(wrapper.forward(q, paged.cache, **options), wanted(q, paged, **options))
 
 
-def test_what_the_cached_module_refuses(device):
+def test_errors_of_the_cached_module(device):
     wrapper = decode(device)
     paged, _ = batch(device, [5, 9])
     wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, q_data_type=DTYPE)
@@ -151,7 +151,7 @@ def test_fast_decode_plan(graph, page_size, method, device):
     for _ in range(2):
         paged, q = batch(device, [random.randint(1, 100) for _ in range(3)], page_size)
         indptr, indices, last = paged.tables_on(device)
-        if graph:  # what an engine's kernel wrote into the buffer is given as indices, with what lies behind
+        if graph:  # an engine's kernel writes into the buffer; indices are the whole buffer
             wrapper._paged_kv_indices_buf[: len(indices)] = indices
             indices = wrapper._paged_kv_indices_buf
         getattr(wrapper, method)(
@@ -169,7 +169,7 @@ def test_fast_decode_plan_is_one_object():
 
 
 def test_one_query_of_each_request(device):
-    """Engines say so with every plan; more queries are an error for now."""
+    """Engines pass q_len_per_req=1 with every plan. More queries are an error."""
     wrapper, (paged, q) = decode(device), batch(device, [5, 9])
     arguments = (*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1)
     wrapper.plan(*arguments, q_data_type=DTYPE, q_len_per_req=1)
@@ -186,7 +186,7 @@ def test_one_query_of_each_request(device):
 
 @pytest.mark.parametrize("graph", [0, 2])
 def test_the_output_keeps_its_dtype(graph, device):
-    """fast_decode_plan() has no o_data_type: a captured graph has that of the plan before."""
+    """fast_decode_plan() has no o_data_type. It keeps the dtype of the last plan."""
     wrapper, (paged, _) = decode(device, graph=graph), batch(device, [5, 9])
     arguments = (*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1)
     wrapper.plan(*arguments, q_data_type=torch.float16, o_data_type=torch.bfloat16)
@@ -204,7 +204,7 @@ def test_the_output_keeps_its_dtype(graph, device):
 @pytest.mark.parametrize("kind", ["decode", "latents"])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
 def test_copies_are_refused(kind, copied, device):
-    """A copy would run, and overwrite, the plan of the wrapper that it was made of."""
+    """A copy would use and overwrite the plan of the original."""
     wrapper = decode(device) if kind == "decode" else flashinfer.BatchMLAPagedAttentionWrapper(workspace(device))
     with pytest.raises(TypeError, match="Wrapper: got a copy of a wrapper, wanted a new one"):
         copied(wrapper)
@@ -220,7 +220,7 @@ def test_wrappers_may_share_the_workspace_of_plans(device):
         assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
 
 
-# A request's result is its own
+# Results of a request do not depend on the batch
 
 
 @pytest.mark.parametrize("cut", [dict(fixed_split_size=4), dict(disable_split_kv=True)], ids=str)
@@ -261,7 +261,7 @@ def test_results_do_not_depend_on_the_batch(kind, cut, device):
 
 
 def test_planning_prefill_by_the_cached_module(device):
-    """SGLang 0.5.23 verifies drafts so: a graph's buffers are written, then the lists are made, of 20 arguments."""
+    """SGLang 0.5.23 verifies drafts in this way: it writes a graph's buffers, then calls the planner with 20 arguments."""
     sizes = dict(qo_indptr_buf=3, paged_kv_indptr_buf=3, paged_kv_indices_buf=300, paged_kv_last_page_len_buf=2)
     tables = {name: torch.zeros(n, dtype=torch.int32, device=device) for name, n in sizes.items()}
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(

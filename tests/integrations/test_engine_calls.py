@@ -23,7 +23,7 @@ DTYPE = torch.float16
 
 
 class Batch:
-    """Requests in a paged cache, and queries of their last tokens."""
+    """Requests in a paged cache, with queries of their last tokens."""
 
     def __init__(self, device: str, kv_lens: list[int], qo_lens: list[int] | None = None, page_size: int = 1) -> None:
         self.qo_lens = qo_lens or [1] * len(kv_lens)
@@ -61,7 +61,7 @@ def test_sglang_extends(device):
         v_scale=None,
     )  # fmt: skip
     batch.check(out, causal=True, sm_scale=SCALE)
-    # What is cached by the one wrapper, what is new by the other.
+    # One wrapper attends to cached keys, the other to new ones.
     prefix = [n - m for n, m in zip(batch.paged.kv_lens, batch.qo_lens, strict=True)]
     starts = batch.indptr[:-1].tolist()
     cached = torch.cat([batch.indices[at : at + n] for at, n in zip(starts, prefix, strict=True)])
@@ -80,7 +80,7 @@ def test_sglang_extends(device):
 
 
 def test_sglang_deterministic(device):
-    """0.5.23: splits of one size, and none."""
+    """SGLang 0.5.23 uses splits of one size, or no splits."""
     batch = Batch(device, [5, 170, 1])
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         workspace(device), "NHD", use_tensor_cores=True, backend="fa2"
@@ -97,7 +97,7 @@ def test_sglang_deterministic(device):
 
 
 def assert_planned(wrapper: Any, causal: bool | None = None) -> None:
-    """What vLLM asserts before every run."""
+    """Make vLLM's assertions before a run."""
     assert wrapper._window_left == -1 and wrapper._logits_soft_cap == 0.0 and wrapper._sm_scale == SCALE
     assert causal is None or wrapper._causal == causal
 
@@ -161,7 +161,7 @@ def test_vllm_0_32(device):
     assert bool(lse.isfinite().all())
 
 
-def test_what_newer_engines_may_not_ask_for(device):
+def test_unsupported_arguments_of_newer_engines(device):
     batch = Batch(device, [9, 30], None, 16)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
     tables = batch.indptr, batch.indices, batch.last
@@ -189,7 +189,7 @@ def test_what_newer_engines_may_not_ask_for(device):
 
 
 def test_lightllm(device):
-    """Keys and values are slices of one cache, of which each token is a page."""
+    """Keys and values are slices of one cache with page size 1."""
     kv = drawn((40, 1, 2 * KV_HEADS, DIM), DTYPE, device)
     q, indices = drawn((2, HEADS, DIM), DTYPE, device), torch.randperm(40)[:30].int()
     buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in (3, 40, 2)]
@@ -209,7 +209,7 @@ def test_lightllm(device):
 
 
 def test_tensorrt_llm(device):
-    """New tokens are appended, then the cache is attended to."""
+    """New tokens are appended before the attention call."""
     check_cuda_arch()
     qo_lens, kv_lens, page_size = [3, 1], [10, 7], 4
     batch = Batch(device, kv_lens, qo_lens, page_size)
@@ -307,7 +307,7 @@ def test_functions_of_sampling(device):
     sampling.chain_speculative_sampling(draft, k.view(2, 2), target)  # vLLM 0.9.2
 
 
-# Function, number of arguments by position, keyword names: of wrappers whose kernels are later.
+# Function: number of positional arguments, keyword names.
 BOUND = {
     "flashinfer.mla.BatchMLAPagedAttentionWrapper": [
         (1, "backend"), (1, "use_cuda_graph qo_indptr kv_indptr kv_indices kv_len_arr backend"),

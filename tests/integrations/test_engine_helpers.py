@@ -22,8 +22,8 @@ from flashinfer.testing import bench_gpu_time
 from ..support.tree import ROOT
 
 
-def test_the_version_is_that_of_the_interface_and_that_of_the_library():
-    """Engines compare the public part, the library's own number comes after the plus."""
+def test_the_version_has_two_parts():
+    """Engines compare the part before the plus. The library's own number is after it."""
     version = Version(flashinfer.__version__)
     assert version.public == "0.7.2.post1" and version.local == env.VERSION
     assert str(version) == flashinfer.__version__ and version >= Version("0.7.2")
@@ -59,7 +59,7 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_tuning_contexts_leave_nothing_behind(context, tmp_path):
+def test_tuning_contexts_restore_the_state(context, tmp_path):
     tuner = AutoTuner.get()
     assert tuner is AutoTuner.get() and tuner.is_tuning_mode is False
     with CONTEXTS[context](tmp_path / "cache"):
@@ -126,7 +126,7 @@ def test_the_range_is_shared_and_grows(device):
 
 
 def test_an_engine_replaces_the_buffer_of_the_host():
-    """vLLM pins it: the entry exists under the name of ``_ceil_pow2``, and is read at each call."""
+    """vLLM pins the buffer: it replaces the entry for ``_ceil_pow2``, which each call reads."""
     for length in (0, 1, 2, 3, 100, 128, 129):
         utils._get_range_buf(length, "cpu")
         key = (f"range_{utils._ceil_pow2(length)}", "cpu")
@@ -144,7 +144,7 @@ def test_powers_of_two():
     assert utils.get_trtllm_gen_multi_ctas_kv_counter_bytes(64, 32, 132) == 0
 
 
-# What an engine takes for a capability
+# Names that engines check for
 
 
 ABSENT = (
@@ -172,8 +172,8 @@ ABSENT = (
 
 
 @pytest.mark.parametrize("name", ABSENT)
-def test_what_is_not_served_is_absent(name):
-    """A stub would be a yes to an engine that asks with hasattr or by import."""
+def test_unserved_names_are_absent(name):
+    """A stub would tell an engine that checks with hasattr or by import that the feature exists."""
     place, _, last = f"flashinfer.{name}".rpartition(".")
     try:
         owner = importlib.import_module(place)
@@ -189,7 +189,7 @@ def test_no_gpu_of_these_has_a_fabric():
 
 
 def test_the_wheel_has_no_package_of_cubins():
-    """vLLM takes ``flashinfer_cubin`` for XQA decode as well."""
+    """vLLM also reads ``flashinfer_cubin`` as support of XQA decode."""
     assert not (ROOT / "flashinfer_cubin").exists()
     assert not re.search("flashinfer_cubin", (ROOT / "build_backend.py").read_text())
 
@@ -225,7 +225,7 @@ def test_times_in_a_graph(device):
 
 
 def test_names_of_gated_delta_nets_kernels(device):
-    """SGLang imports the form for bfloat16 states in one try with the others."""
+    """SGLang imports the function for bfloat16 states together with the others, in one try block."""
     from flashinfer.gdn_decode import gated_delta_rule_mtp as other
     from flashinfer.gdn_kernels.gdn_decode_bf16_state import gated_delta_rule_mtp
 

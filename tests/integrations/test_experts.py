@@ -1,4 +1,4 @@
-"""Mixtures of experts of transformers on ours: layers as near to float32 as eager ones, and routers that choose the same."""
+"""Tests of experts in models of transformers: layers as exact as eager ones, and routers with the same choice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEAST = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}
 
 
 def layers(kind: str, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """The layer behind attention of a model, and the same in float32 as transformers computes it."""
+    """Return the MoE layer of a model, and the same layer in float32 by transformers."""
     name, options = KINDS[kind]
     config = getattr(transformers, f"{name}Config")(**SIZES | options)
     config._experts_implementation = "eager"
@@ -60,7 +60,7 @@ def run(layer: Any, x: torch.Tensor, implementation: str) -> torch.Tensor:
 def test_layers(kind, dtype, device):
     ours = register_experts()
     layer, reference = layers(kind, device, dtype)
-    # Both choose the experts that the float32 layer chooses of the same numbers.
+    # Both route in float32, so that they choose the experts of the reference.
     layer.gate.float()
     route_of = layer.gate.forward
     layer.gate.forward = lambda x: route_of(x.float())
@@ -89,7 +89,7 @@ def test_models_generate_the_same(kind, device):
         model.set_experts_implementation(implementation)
         with torch.no_grad():
             logits.append(model(ids).logits.float())
-    # What the first layer rounds otherwise may make the last one choose another of two experts that are as good.
+    # Other rounding in the first layer may change the choice between two experts of nearly equal score in the last.
     same = (chosen[0] == chosen[1]).all(-1).view(2, 9)
     assert same.sum() >= 16
     eager, ours = (one[same] for one in logits)
@@ -97,7 +97,7 @@ def test_models_generate_the_same(kind, device):
 
 
 def clear(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Rows whose best are best by more than float32's rounding: of two that are as good, either may be taken."""
+    """Return the rows whose choice does not depend on float32 rounding."""
     best = scores.sort(-1, descending=True).values
     return best[:, count - 1] - best[:, count] > 1e-6
 

@@ -29,12 +29,12 @@ pytestmark = [
 
 
 def half(kind: str, device: str) -> torch.dtype:
-    """bfloat16, but float32 for soft caps on a CPU: tests of prefill and decode have those modules compiled."""
+    """Return bfloat16, or float32 for soft caps on a CPU: tests of prefill and decode build those modules anyway."""
     return torch.float32 if kind == "gemma2" and device == "cpu" else torch.bfloat16
 
 
 def of_kinds(*kinds: str) -> pytest.MarkDecorator:
-    """Each kind in float32 and in ``half``, where that is another one."""
+    """Parametrize a test by kinds, each in float32 and in ``half``."""
     cases = [
         pytest.param(kind, dtype, id=f"{kind}-{str(dtype).removeprefix('torch.')}")
         for kind in kinds
@@ -46,7 +46,7 @@ def of_kinds(*kinds: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def place(device, dtype) -> tuple[str, torch.dtype]:
-    """A device and a dtype; float32 on CUDA is an error that has a test of its own."""
+    """Return a device and a dtype. float32 on CUDA becomes float16, because it is an error there."""
     return device, torch.float16 if device == "cuda" and dtype == torch.float32 else dtype
 
 
@@ -62,7 +62,7 @@ def test_prefill(kind, padding, ours, place):
 
 
 def test_other_attention_has_other_logits(ours, device):
-    """The tests above can fail: what is masked, capped and scaled moves logits by more than they allow."""
+    """Other masks, caps and scales change logits by more than the tolerance of the tests above."""
     pair = Pair("gemma2", (device, half("gemma2", device)))
     ids, mask = tokens_of(3, 21, "left", device)
     for change in (dict(attn_logit_softcapping=None), dict(sliding_window=9), dict(query_pre_attn_scalar=32)):
@@ -104,7 +104,7 @@ def test_generate(cache, ours, device):
 
 
 def test_an_encoder(ours, device):
-    """Attention that is not causal, with padding and without."""
+    """Bidirectional attention with and without padding."""
     config = transformers.BertConfig(
         vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
         initializer_range=0.15,
@@ -136,7 +136,7 @@ def test_autocast(ours, device):
 
 
 def compiled(function: Any, device: str, **options: Any) -> Any:
-    """By what a device is compiled for in earnest; Inductor's C++ takes too long for a test, but one below."""
+    """Compile for a test. On a CPU, Inductor would take too long, so only one test uses it there."""
     torch._dynamo.reset()
     counters.clear()
     return torch.compile(function, fullgraph=True, **({} if device == "cuda" else {"backend": "aot_eager"}) | options)
@@ -148,7 +148,7 @@ def test_compiled_prefill_is_one_graph(padding, ours, device):
     pair = Pair("gemma2", (device, half("gemma2", device)))
     pair.model.set_attn_implementation(ours)
     run = compiled(lambda ids, mask: pair.model(ids, attention_mask=mask, use_cache=False).logits, device, dynamic=True)
-    # How Inductor pads the model's own products depends on their size, in a graph for each way.
+    # Inductor pads products by their size, which would make more graphs.
     with inductor_config.patch(shape_padding=False):
         for batch, length in ((2, 9), (3, 17), (4, 8), (5, 26)):
             ids, mask = tokens_of(batch, length, padding, device)
@@ -161,7 +161,7 @@ def test_compiled_prefill_is_one_graph(padding, ours, device):
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_compiled_decoding_is_one_graph(kind, ours, device):
-    """A static cache, and on CUDA a graph that is replayed: nothing is planned, read or waited for."""
+    """A step with a static cache makes no plan, reads no tensor and does not synchronise. CUDA replays a graph."""
     pair = Pair(kind, (device, torch.bfloat16), num_hidden_layers=1)
     ids, mask = tokens_of(3, 20, "left", device)
     past = StaticCache(pair.config, max_cache_len=24)
@@ -178,7 +178,7 @@ def test_compiled_decoding_is_one_graph(kind, ours, device):
             got.append(run(ids[:, i : i + 1].clone(), full).clone().float())
     graphs = counters["stats"]["unique_graphs"]
     pair.assert_near(torch.cat(got, 1), ids, mask)
-    # A window that fills up changes what a cache returns, of transformers' own.
+    # A full window changes the results of transformers' cache.
     assert graphs == 1 if kind == "llama" else graphs <= 3
 
 
@@ -199,7 +199,7 @@ def test_inductor(ours, device):
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_gradients(kind, padding, ours, device):
-    """Those of ``eager`` in float32."""
+    """Gradients equal those of ``eager`` in float32."""
     dtype = torch.float32 if device == "cpu" else torch.float16
     pair = Pair(kind, (device, dtype))
     ids, mask = tokens_of(2, 13, padding, device)
@@ -240,7 +240,7 @@ def masks(device: str = "cpu", **change: Any) -> torch.Tensor | None:
     return attention_mask(**sizes | change)
 
 
-def test_no_mask_where_kernels_know(ours):
+def test_no_mask_for_causal_attention_and_windows(ours):
     causal = (torch.arange(8)[None, :] <= torch.arange(5, 8)[:, None]).expand(2, 1, 3, 8)
     padded = torch.ones(2, 8, dtype=torch.bool)
     assert masks() is None
@@ -249,21 +249,21 @@ def test_no_mask_where_kernels_know(ours):
     padded[1, :2] = False
     assert torch.equal(masks(attention_mask=padded), causal & padded[:, None, None])
     assert torch.equal(masks(attention_mask=padded[:, :6]), causal & (torch.arange(8) < 6) & padded[:, None, None])
-    # Windows are the attention function's where it hears of them, chunks never.
+    # The attention function serves the window of a configuration. Chunks need a mask.
     assert masks(local_size=8, config=SimpleNamespace(sliding_window=8)) is None
     assert masks(local_size=9) is None
     assert masks(local_size=8) is not None
     assert masks(local_size=8, config=SimpleNamespace(sliding_window=8, attention_chunk_size=8)) is not None
-    # Of a static cache, what is written.
+    # Only the written part of a static cache counts.
     static = dict(kv_length=20, q_offset=torch.tensor(5))
     assert torch.equal(masks(**static), causal)
     assert masks(kv_length=3, q_offset=torch.tensor(0)) is None
-    # Nothing ends where the queries do: another cache's keys.
+    # Keys that do not end at the last query need a mask.
     assert masks(kv_length=9) is not None
 
 
 def test_decoding_reads_nothing():
-    """A tensor without data cannot be read."""
+    """Meta tensors would make a read fail."""
     meta = torch.ones(2, 8, dtype=torch.bool, device="meta")
     step = dict(q_length=1, q_offset=7, device="meta")
     assert masks(**step, attention_mask=meta).shape == (2, 1, 1, 8)
@@ -274,8 +274,8 @@ def test_decoding_reads_nothing():
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_step_waits_for_nothing(static, device):
-    """Nor does it plan: captured into a CUDA graph, it follows new data and new padding."""
+def test_a_decode_step_does_not_synchronise(static, device):
+    """A captured step makes no plan, and reads new data and new padding in each replay."""
     q = torch.empty(3, 4, 1, 64, dtype=torch.bfloat16, device=device)
     k, v = (torch.empty(3, 2, 40, 64, dtype=torch.bfloat16, device=device) for _ in range(2))
     padding, out = torch.empty(3, 40, dtype=torch.bool, device=device), torch.empty(3, 1, 4, 64, device=device)
@@ -310,8 +310,8 @@ def test_a_step_waits_for_nothing(static, device):
         torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
 
 
-def test_masks_of_the_callers_own(ours, device):
-    """Four dimensions of bool; keys behind the last are not seen."""
+def test_boolean_masks_with_four_dimensions(ours, device):
+    """Keys after the mask's last column are masked."""
     pair = Pair("llama", (device, torch.bfloat16))
     ids, _ = tokens_of(3, 12, "none", device)
     mask = torch.rand(3, 1, 12, 12, device=device) < 0.6
@@ -324,4 +324,4 @@ def test_masks_of_the_callers_own(ours, device):
     assert (got - want).norm() <= FACTOR * (peer - want).norm()
 
 
-# What is not supported
+# Errors

@@ -1,4 +1,4 @@
-"""Hybrid models of transformers on our delta rule: their own logits, gradients and tokens, in float32."""
+"""Tests of hybrid models of transformers with our delta rule: logits, gradients and tokens, in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashinfer.integrations.transformers import register_delta_rule
 
 from ..support.transformers_models import CACHE
 
-# Each token goes to both experts: where it goes to one, two that are as good are chosen by rounding.
+# Each token goes to both experts. If it went to one, rounding could choose between equal scores.
 SIZES = dict(
     vocab_size=61, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
     num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.15, pad_token_id=0, bos_token_id=1,
@@ -57,7 +57,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def model(kind: str, device: str) -> torch.nn.Module:
     name, more = KINDS[kind]
-    of_text = getattr(transformers, f"{name}TextConfig", None)  # of models that see as well
+    of_text = getattr(transformers, f"{name}TextConfig", None)  # of multimodal models
     config = (of_text or getattr(transformers, f"{name}Config"))(**SIZES | more)
     config._attn_implementation = "eager"
     return getattr(transformers, f"{name}ForCausalLM")(config).to(device).eval()
@@ -65,7 +65,7 @@ def model(kind: str, device: str) -> torch.nn.Module:
 
 @pytest.fixture
 def ours(kind: str):
-    """Runs a function with our kernels, and nothing else."""
+    """Return a function that runs another with our kernels."""
 
     def run(function: Any, *args: Any) -> Any:
         undo = register_delta_rule(kind)
@@ -83,7 +83,7 @@ def logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def piecewise(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """A prompt, then token by token, through the cache."""
+    """Run a prompt, then one token at a time through the cache."""
     with torch.no_grad():
         result = model(ids[:, :9], use_cache=True)
         found = [result.logits]
@@ -113,7 +113,7 @@ def test_generate(model, ours):
     assert made.shape == (2, 29) and torch.equal(made[:, :9], ids)
     want = logits(model, made)[:, 8:-1]
     best, taken = want.amax(-1), want.gather(-1, made[:, 9:, None]).squeeze(-1)
-    # Of two tokens as likely either may be taken: each logit is known to 1e-4 and that part of itself, as above.
+    # Two nearly equal logits may swap: each has an absolute and relative error of 1e-4, as above.
     assert bool((best - taken <= 2e-4 * (1 + best.abs())).all())
 
 
@@ -134,7 +134,7 @@ def test_training(model, ours):
         torch.testing.assert_close(one, other, rtol=5e-3, atol=1e-4 * float(other.abs().max()) + 3e-5 * largest)
 
 
-def test_what_was_there_comes_back(kind):
+def test_undo_restores_the_functions(kind):
     (module,) = modules_of((kind,))
     names = [name for name in vars(module) if "conv1d" in name or "delta" in name or name.endswith("RMSNormGated")]
     before = {name: vars(module)[name] for name in names}

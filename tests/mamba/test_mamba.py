@@ -19,7 +19,7 @@ def inputs(
     device: str, dtype: torch.dtype, tokens: tuple[int, ...], heads: int = 6, dim: int = 33, size: int = 24,
     groups: int = 2, one_decay: bool = True,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Of ``tokens``, the leading dimensions; x, B and C are slices of one projection, as models have them."""
+    """Return inputs with leading dimensions ``tokens``. x, B and C are slices of one projection, as in models."""
     width = heads * dim + 2 * groups * size
     fused = torch.randn(*tokens, width + 7, device=device).to(dtype)[..., :width]
     x, b, c = fused.split((heads * dim, groups * size, groups * size), -1)

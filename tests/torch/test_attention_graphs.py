@@ -1,4 +1,4 @@
-"""Workspaces, and buffers of CUDA graphs: one captured run serves every plan that fits."""
+"""Tests of workspaces and of buffers for CUDA graphs: one captured run serves every plan that fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACE = (torch.float16, 64)
 
 @pytest.fixture
 def small(device):
-    """Arguments of modules that other tests use too."""
+    """Return arguments of modules that other tests also use."""
     return (device, *PLACE)
 
 
@@ -25,11 +25,11 @@ def wanted(q: torch.Tensor, paged: Paged, **options):
     return batch_attention(q, [1] * len(q), requests, **options)
 
 
-# CUDA graphs. Everything but the capture itself is the same on a CPU.
+# CUDA graphs. On a CPU, everything except the capture is tested.
 
 
 class Graphed:
-    """A wrapper with buffers of its own, and a run that is captured where there is a GPU."""
+    """A decode wrapper with its buffers, and a run that a GPU captures."""
 
     def __init__(self, place, batch: int, pages: int, heads: tuple[int, int], wrapper=None) -> None:
         self.place, self.heads = place, heads
@@ -82,7 +82,7 @@ def test_one_graph_serves_every_plan(small):
 
 
 class GraphedPrefill:
-    """A prefill wrapper with buffers of its own, and a run that is captured where there is a GPU."""
+    """A prefill wrapper with its buffers, and a run that a GPU captures."""
 
     def __init__(self, place, batch: int, queries: int, pages: int, paged: bool, masked: bool) -> None:
         self.place, self.paged, self.masked = place, paged, masked
@@ -194,7 +194,7 @@ def test_a_plan_that_does_not_fit_a_graph(small):
     ],
 )
 def test_a_graph_that_was_captured_with_less(smaller, message, small):
-    """No lengths lead here; another limit of the kernels would."""
+    """No lengths of requests cause this error. A changed limit of the kernels would."""
     device, dtype, head_dim = small
     graphed, paged = Graphed(small, 2, 400, (4, 1)), Paged([3000, 2000], 16, 1, head_dim, dtype, device)
     graphed.plan(paged)

@@ -1,4 +1,4 @@
-"""The schema that tensors of a function are checked against."""
+"""Tests of ``bind()``, which checks the tensors of a function against a schema."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_computed_sizes(device):
 
 @pytest.mark.parametrize("unbacked", [False, True])
 def test_in_a_graph(unbacked, device, cold_dynamo):
-    """One graph for all sizes, and sizes that do not fit are an error there, too."""
+    """One graph serves all sizes, and reports sizes that do not fit."""
 
     def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         _, m, _, n = bind("multiplied", a=(a, "b m k", FLOATS), b=(b, "b k n", "a"))

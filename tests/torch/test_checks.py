@@ -1,4 +1,4 @@
-"""The shared checks of arguments: each accepts its limits, and names function, argument, got and wanted."""
+"""Tests of the shared checks: each accepts its limits, and its errors name function, argument, got and wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every public function under ``torch.compile``: one graph for all shapes and numbers, and eager's values."""
+"""Tests of every public function under ``torch.compile``: one graph for all shapes and numbers, and eager's values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..support.samples import public_cases
 from .test_ops import functions
 
 CASES = list(public_cases("cpu"))
-# How long the packed bits are, a tensor's value says: it becomes a size of the graph where torch is told to allow that.
+# Their result's length is the value of a tensor. It is a size of the graph only with capture_scalar_outputs.
 READS_A_VALUE = {"segment_packbits"}
-# Compiled in tests/prefill/test_prefill.py; a module of a user's own and masks of blocks are made outside of graphs.
+# tests/prefill/test_prefill.py compiles them. Custom modules and block masks are made outside of graphs.
 ATTENTION = {
     "convert_bsr_mask_layout",
     "single_decode_with_kv_cache",
@@ -43,14 +43,14 @@ def allowed(name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def called(function: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
-    """What a call returns and what it leaves in its arguments."""
+    """Call a function. Return its results and its tensor arguments, which it may have written."""
     result = function(**arguments)
     results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
     return [*results, *(value for value in arguments.values() if isinstance(value, torch.Tensor))]
 
 
 def run(function: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
-    """The same on copies of the arguments."""
+    """Call a function with copies of the arguments, like :func:`called`."""
     own = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in arguments.items()}
     return called(function, own)
 
@@ -89,7 +89,7 @@ def test_sizes_make_one_graph(name, device):
 
 @pytest.mark.slow_beyond(12)
 def test_unbacked_sizes(name, device):
-    """Sizes of which the graph knows nothing, not even that they are not 0 or 1."""
+    """The graph may not assume that an unbacked size differs from 0 and 1."""
     case = public_cases(device)[name]
     with allowed(name):
         compiled = torch.compile(case.function, fullgraph=True, dynamic=True, backend="aot_eager")
@@ -105,7 +105,7 @@ def test_unbacked_sizes(name, device):
 
 
 def twelve(case: Case) -> list[dict[str, float]]:
-    """Calls in which every number has another value each time: one that makes a graph of its own does so here too."""
+    """Return the numbers of twelve calls. Each number differs in every call, so a specialised one makes more graphs."""
     columns = [random.sample(values(number, 12), 12) for number in case.numbers]
     return [dict(zip(case.numbers, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -126,7 +126,7 @@ def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, dev
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in CASES if has_gradients(public_cases("cpu")[name])])
 def test_numbers_and_gradients(name, dynamic, device):
-    """The same, where gradients flow through the graph."""
+    """Numbers make at most two graphs with gradients, too."""
     case = public_cases(device)[name]
     compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for numbers in twelve(case):

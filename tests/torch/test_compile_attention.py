@@ -1,4 +1,4 @@
-"""Attention under ``torch.compile``: one graph for all shapes, plans and numbers, and eager's values."""
+"""Tests of attention under ``torch.compile``: one graph for all shapes, plans and numbers, and eager's values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_unbacked_sizes(name, device):
 
 
 def twelve(numbers: tuple[str, ...]) -> list[dict[str, float]]:
-    """Calls in which every number has another value each time: one that makes a graph of its own does so here too."""
+    """Return the numbers of twelve calls. Each number differs in every call, so a specialised one makes more graphs."""
     columns = [random.sample(values(number, 12), 12) for number in numbers]
     return [dict(zip(numbers, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -111,7 +111,7 @@ def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, dev
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in NAMES if samples("cpu")[name].plan_numbers])
 def test_twelve_plans_make_two_graphs_at_most(name, dynamic, device):
-    """The numbers that plan() takes; where the wrapper is an attribute of a module, too."""
+    """Numbers of plan() make at most two graphs. The wrapper is an attribute of a module."""
     sample = samples(device)[name]
 
     class Layer(torch.nn.Module):
@@ -126,7 +126,7 @@ def test_twelve_plans_make_two_graphs_at_most(name, dynamic, device):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_variants_of_ones_own(name, device):
+def test_custom_variants(name, device):
     sample = own_variants(device)[name]
     compiled = compiled_of(sample)
     for size in SIZES:
@@ -135,7 +135,7 @@ def test_variants_of_ones_own(name, device):
 
 
 def test_scales_in_tensors_are_not_read(device):
-    """Of one element, they go into the kernel's own scale; the values are those of numbers."""
+    """The kernel reads scales of one element. Results equal those with numbers."""
     sample = samples(device)["BatchDecodeWithPagedKVCacheWrapper"]
     compiled = compiled_of(sample)
     sample.plan(9)
@@ -147,8 +147,8 @@ def test_scales_in_tensors_are_not_read(device):
     assert graphs() == 1
 
 
-def test_what_does_not_fit_is_an_error(device):
-    """Of sizes that a graph does not know, when it runs; never a read beyond a tensor's end."""
+def test_unbacked_sizes_that_do_not_fit_the_plan(device):
+    """The graph checks unbacked sizes when it runs, and does not read beyond a tensor's end."""
     sample = samples(device)["BatchPrefillWithRaggedKVCacheWrapper"]
     sample.plan(9)
     inputs, compiled = sample.inputs(9), compiled_of(sample)
@@ -162,8 +162,8 @@ def test_what_does_not_fit_is_an_error(device):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
-def test_a_plan_is_no_part_of_a_graph(device):
-    """Where graphs may break, it breaks one; in one graph it is an error that says so."""
+def test_plan_breaks_the_graph(device):
+    """plan() ends a graph. With ``fullgraph=True`` it raises an error."""
     sample = samples(device)["BatchPrefillWithRaggedKVCacheWrapper"]
 
     def step(size: int, inputs: dict[str, Any]) -> Any:

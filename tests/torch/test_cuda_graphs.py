@@ -1,6 +1,6 @@
-"""Captured and replayed: every function and wrapper, with new data in every replay, no synchronisation and no new memory.
+"""Tests of captures and replays of every function and wrapper: new data, no synchronisation and no new memory.
 
-Where there is no GPU the same is called again instead of replayed, and compiled without Inductor, which adds nothing there.
+Without a GPU, tests call the functions again instead of a replay, and compile them without Inductor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Inputs = dict[str, Any]
 
 
 def call_of(name: str, device: str) -> tuple[Callable[..., Any], Callable[[], Inputs], tuple[str, ...]]:
-    """A function, its inputs of one size, and those that it writes."""
+    """Return a function, a function that draws its inputs, and the names of the inputs that it writes."""
     if name in ATTENTION:
         sample = samples(device)[name]
         sample.plan(SIZE)
@@ -44,7 +44,7 @@ def call_of(name: str, device: str) -> tuple[Callable[..., Any], Callable[[], In
 
 
 def tensors(result: Any, inputs: Inputs, written: tuple[str, ...]) -> list[torch.Tensor]:
-    """What a call returned and what it left in its arguments."""
+    """Return the results of a call and the inputs that it has written."""
     results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
     return [*results, *(inputs[name] for name in written)]
 
@@ -55,7 +55,7 @@ def eager(function: Callable[..., Any], inputs: Inputs, written: tuple[str, ...]
 
 
 class Graphed:
-    """A function over inputs of its own, captured where there is a GPU."""
+    """A function with its static inputs. A GPU captures its call."""
 
     def __init__(self, name: str, device: str, pool: Any = None) -> None:
         self.function, self.draw, self.written = call_of(name, device)
@@ -91,8 +91,8 @@ def assert_same(got: list[list[torch.Tensor]], want: list[list[torch.Tensor]]) -
             torch.testing.assert_close(x, y, equal_nan=True)
 
 
-def test_nothing_is_forgotten():
-    """Every public function that may be captured, and every wrapper: samples hold the others to this list."""
+def test_every_function_and_wrapper_is_listed():
+    """Other tests check that the samples have every public function and wrapper."""
     assert set(NAMES) == (set(public_cases("cpu")) | set(samples("cpu"))) - READS_A_VALUE - {"convert_bsr_mask_layout"}
 
 
@@ -103,7 +103,7 @@ def test_replays(name, device):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_stays_flat(name, device):
-    """Over many replays nothing is allocated that stays; on a CPU, nothing that torch's allocator counts."""
+    """Many replays keep no new memory."""
     graphed, held = Graphed(name, device), []
     inputs = graphed.draw()
     for _ in range(MANY if device == "cuda" else 2):
@@ -117,7 +117,7 @@ def test_memory_stays_flat(name, device):
 @pytest.mark.slow_beyond(1)
 @pytest.mark.parametrize("shared", [False, True], ids=["private pools", "one pool"])
 def test_several_captures(shared, device):
-    """Each has memory of its own, or they share it and are replayed in the order of their captures."""
+    """Several graphs have private pools, or share one pool and are replayed in the order of their captures."""
     names = [
         "rmsnorm", "silu_and_mul", "apply_rope_pos_ids", "append_paged_kv_cache", "single_prefill_with_kv_cache alibi",
         "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper", "PODWithPagedKVCacheWrapper",
@@ -132,7 +132,7 @@ def test_several_captures(shared, device):
 @pytest.mark.slow_beyond(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_reduce_overhead(name, device):
-    """torch.compile's own captures. What writes its inputs is compiled too, and torch then leaves it uncaptured."""
+    """torch.compile captures functions by itself, except those that write their inputs."""
     function, draw, written = call_of(name, device)
     options = dict(mode="reduce-overhead") if device == "cuda" else dict(backend="aot_eager")
     compiled = torch.compile(function, fullgraph=True, **options)
@@ -153,15 +153,15 @@ def test_reduce_overhead(name, device):
         assert counters["inductor"]["cudagraph_skips"] == 0
 
 
-def test_what_cannot_be_captured_says_so(device, monkeypatch):
-    """And the capture goes on. Without a GPU one is made believe."""
+def test_plan_in_a_capture_raises(device, monkeypatch):
+    """The error does not end the capture. Without a GPU, a capture is simulated."""
     case = public_cases(device)["segment_packbits"]
     x = torch.zeros(4, device=device)
     case.function(**case.arguments(SIZE))
     if device == "cpu":
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        case.function(**case.arguments(SIZE))  # nothing of CUDA's
+        case.function(**case.arguments(SIZE))  # a CPU call is allowed
         with pytest.raises(CaptureError):
             samples(device)["BatchDecodeWithPagedKVCacheWrapper"].plan(SIZE)
         return

@@ -1,4 +1,4 @@
-"""Our functions inside a user's own operators, compiled: values against float64 with new data in every call."""
+"""Tests of our functions inside compiled operators of a user, against float64, with new data in every call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LIBRARY = torch.library.Library("flashinfer_user", "FRAGMENT")
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-# The operators, in both forms that torch has for them.
+# The operators, in both of torch's forms.
 
 
 def masked(
@@ -65,12 +65,12 @@ torch.library.register_fake("flashinfer_user::masked_defined", masked_fake, lib=
 FORMS: dict[str, Attend] = {
     "custom_op": by_custom_op,
     "Library.define": torch.ops.flashinfer_user.masked_defined,
-    "traced": masked,  # no operator of the user's: what it is all for
+    "traced": masked,  # without an operator of the user
 }
 
 
 def compiled(function: Callable[..., Any], mode: str, dynamic: bool | None = None) -> Callable[..., Any]:
-    """Results are cloned, as those of a CUDA graph live until its next replay."""
+    """Compile a function and clone its results: results of a CUDA graph live until its next replay."""
     graph = torch.compile(function, fullgraph=True, mode=mode, dynamic=dynamic)
 
     def call(*args: torch.Tensor) -> Any:
@@ -87,15 +87,15 @@ def inputs(device: str, *shape: int, qo_len: int, kv_len: int) -> list[torch.Ten
 
 
 def mask_of(device: str, qo_len: int, kv_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bits, and packed."""
+    """Return a mask as booleans and as packed bits."""
     bits = torch.rand(qo_len, kv_len) < 0.5
     return bits, flashinfer.packbits(bits.flatten().to(device), bitorder="little")
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("form", FORMS)
-def test_the_seed_case(form, mode, device):
-    """Once it died of a scalar that was read from a tensor."""
+def test_a_mask_in_a_custom_operator(form, mode, device):
+    """A scalar that was read from a tensor once failed here."""
     attend = FORMS[form]
 
     def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -113,7 +113,7 @@ def test_the_seed_case(form, mode, device):
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "traced"])
-def test_promises_of_the_users_operators(form, device):
+def test_opcheck_of_the_users_operators(form, device):
     q, k, v = inputs(device, qo_len=5, kv_len=9)
     operator = getattr(torch.ops.flashinfer_user, "masked" if form == "custom_op" else "masked_defined").default
     opcheck(operator, (q, k, v, mask_of(device, 5, 9)[1]))
@@ -123,20 +123,22 @@ def test_promises_of_the_users_operators(form, device):
 
 
 def by_loop(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
-    """A mask for each request."""
+    """Call attention once per request, each with its mask."""
     return tuple(map(torch.stack, zip(*(attend(*one) for one in zip(q, k, v, mask, strict=True)), strict=True)))
 
 
 def as_heads(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
-    """One request with the heads of all: legitimate, for query head b * H + h uses key head (b * H + h) // group, which
-    is b * KV_H + h // group. All see by one mask."""
+    """Treat the batch as more heads of one request, with one mask.
+
+    Query head b * H + h uses key head (b * H + h) // group = b * KV_H + h // group.
+    """
     batch = q.shape[0]
     flat = [x.transpose(0, 1).flatten(1, 2) for x in (q, k, v)]
     return tuple(x.unflatten(1, (batch, HEADS)).transpose(0, 1) for x in attend(*flat, mask))
 
 
 def by_blocks(attend: Attend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
-    """One request of the tokens of all, with a mask of the whole: block-diagonal, made by the caller."""
+    """Treat the batch as one request of all tokens, with the caller's block-diagonal mask."""
     return tuple(x.unflatten(0, q.shape[:2]) for x in attend(*(x.flatten(0, 1) for x in (q, k, v)), mask))
 
 
@@ -163,8 +165,8 @@ def test_a_batch(way, form, device):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_tokens_of_a_batch_are_not_one_request(device):
-    """What a reshape without a mask would be: requests that see each other. The guide says so; here it is seen."""
+def test_a_reshaped_batch_gives_wrong_values(device):
+    """Without a mask, tokens of a reshaped batch see other requests, as the guide says."""
     q, k, v = inputs(device, 2, qo_len=8, kv_len=8)
     out = flashinfer.single_prefill_with_kv_cache(*(x.flatten(0, 1) for x in (q, k, v)), causal=True)
     assert_near(out[:8], attention(q[0], k[0], v[0], causal=True)[0])
@@ -201,7 +203,7 @@ PLANNED = {
 @pytest.mark.parametrize("form", PLANNED)
 @pytest.mark.parametrize("lengths", ["fixed", "varying"])
 def test_the_ragged_wrapper(lengths, form, device):
-    """One graph for all lengths of one sum: with ``use_cuda_graph`` a captured run follows the wrapper's buffers."""
+    """One graph serves all lengths of one sum. With ``use_cuda_graph``, a captured run reads the wrapper's buffers."""
     batch, total = 4, 48
     buffers = [torch.zeros(batch + 1, dtype=torch.int32, device=device) for _ in range(2)]
     mask_buffers = [torch.zeros(1 << 14, dtype=torch.uint8, device=device), torch.zeros_like(buffers[0])]
@@ -230,7 +232,7 @@ def test_the_ragged_wrapper(lengths, form, device):
 
 @pytest.mark.parametrize("form", PLANNED)
 def test_the_ragged_wrapper_with_any_number_of_requests(form, device):
-    """No CUDA graph is kept: plans of any size."""
+    """Without CUDA graphs, plans have any size."""
     WRAPPERS[:] = [flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))]
     attend = PLANNED[form]
     call = compiled(lambda q, k, v: attend(q, k, v, 0), "default", dynamic=True)
@@ -303,8 +305,8 @@ def test_decode(mode, device):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_causal_and_a_mask_of_the_same(device):
-    """What the guide says of masks: one that is causal need not be made."""
+def test_causal_equals_a_causal_mask(device):
+    """``causal=True`` replaces a causal custom mask, as the guide says."""
     q, k, v = inputs(device, qo_len=9, kv_len=14)
     packed = flashinfer.packbits(visible(9, 14, causal=True).flatten().to(device), bitorder="little")
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Operators of saved programs are found in a process that has only imported the package."""
+"""Tests of saved programs: a process that has only imported the package finds their operators."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ torch.testing.assert_close(got, flashinfer.rmsnorm(x, torch.ones(64)))
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_cpp_finds_the_kernel(gradient):
-    """A call of the dispatcher that asks ``torch.ops`` for nothing: the module is imported, its gradient is recorded."""
+    """A C++ call of the dispatcher does not read ``torch.ops``. It loads the module and records the gradient."""
     name, rest = ("silu_and_mul_autograd", "(None,)") if gradient else ("silu_and_mul", "(None,)")
     program = f"""
 call, _, _ = torch._C._get_operation_overload("flashinfer::{name}", "")
@@ -72,7 +72,7 @@ if {gradient}:
 
 
 def test_an_exported_program_is_loaded_and_trained(tmp_path):
-    """A program of training, saved here and loaded in a process of its own."""
+    """A training program is saved here and loaded in another process."""
 
     class Norm(torch.nn.Module):
         def __init__(self) -> None:

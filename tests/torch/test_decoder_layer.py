@@ -1,6 +1,6 @@
-"""A decoder layer of our functions, compiled: one graph, and the values of float32.
+"""Tests of a compiled decoder layer of our functions: one graph, and the values of float32.
 
-The layer, and how long it takes beside torch's, is in ``benchmarks/``.
+``benchmarks/`` has the layer, and compares its time with torch's functions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def test_one_graph_with_the_values_of_float32(kind, device):
             assert torch.equal(layer.cache, before)
             error = (compiled(x).float() - want).norm(dim=-1) / want.norm(dim=-1)
             assert error.max() <= TOLERANCE[dtype]
-            # The new token's keys and values alone were written.
+            # Only the new token's keys and values were written.
             assert (layer.cache != before).any(-1).sum() == 2 * 5 * SIZES.num_kv_heads
     assert counters["stats"]["unique_graphs"] == 1
     if device == "cuda":
@@ -48,7 +48,7 @@ def test_one_graph_with_the_values_of_float32(kind, device):
 
 
 def test_attention_counts(device):
-    """The test above can fail: another cache gives other values than its tolerance allows."""
+    """Another cache changes the values by more than the tolerance of the test above."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     requests = Requests([40, 70, 3], SIZES, device)
     layer = Ours(SIZES, requests, device, dtype)

@@ -1,4 +1,4 @@
-"""Calls and plans under ``torch.set_default_device``: the library places every tensor by its arguments.
+"""Tests under ``torch.set_default_device``: the library places every tensor by its arguments.
 
 The default device is meta, which shows a misplaced tensor on a machine without a GPU.
 """
@@ -92,7 +92,7 @@ def test_plans_and_runs_of_attention(name, device, fresh_seed):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_plans_of_sparse_masks(causal, device):
-    """Masks beyond that of the samples: causal ones of blocks that do not end where the queries do."""
+    """Causal block masks whose keys do not end at the last query. The samples have no such mask."""
     q, k, v = (torch.randn(12, 2, 64, device=device).half() for _ in range(3))
 
     def run() -> list[torch.Tensor]:
@@ -112,8 +112,8 @@ def test_plans_of_sparse_masks(causal, device):
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
-def test_slopes_that_no_call_had_before(device):
-    """Slopes of a number of heads are kept from call to call."""
+def test_uncached_alibi_slopes(device):
+    """Slopes are cached by number of heads, so the test uses a new number."""
     q, k, v = (torch.randn(9, 23, 64, device=device).half() for _ in range(3))
     with torch.device("meta"):
         got = flashinfer.single_prefill_with_kv_cache(q, k, v, pos_encoding_mode="ALIBI")
@@ -129,7 +129,7 @@ def test_plans_and_runs_of_latent_attention(device):
     batch = Batch([1, 1], [70, 20], 16, 16, torch.bfloat16, device)
     with DefaultDeviceOfTheLibrary():
         batch.check(*batch.planned().run(*batch.inputs, return_lse=True))
-        # One that plans in its run, and one whose lengths are those of last pages.
+        # A wrapper that plans in run(), and one with lengths from last pages.
         pages = torch.nn.utils.rnn.pad_sequence(list(batch.tables[2].split([5, 2])), batch_first=True)
         batch.check(batch.planned().run(*batch.inputs, kv_len=batch.lens, page_table=pages))
         decode = flashinfer.BatchDecodeMlaWithPagedKVCacheWrapper(workspace(device))
@@ -140,7 +140,7 @@ def test_plans_and_runs_of_latent_attention(device):
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_fast_decode_plan(graph, device):
-    """An engine's plan, of pages of one entry, whose last_page_len it does not read; and what a pickled wrapper has."""
+    """fast_decode_plan() with page size 1 does not read last_page_len."""
     _, indices, _, lens = tables(5)
     counts = torch.tensor(lens)
     indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()

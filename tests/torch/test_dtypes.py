@@ -1,4 +1,4 @@
-"""The table of element types, and functions that ask whether numbers have 8 bits."""
+"""Tests of the table of element types, and of functions that test for 8 bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_sizes_and_kinds_are_torchs():
 
 
 def test_names_of_modules_follow_the_table():
-    """The build system knows names only: it does not import torch."""
+    """The build system has names only, because it does not import torch."""
     short = {one.name: one.short for one in dtypes.ELEMENTS}
     assert {name: short[name] for name in _attention._SHORT} == _attention._SHORT
     assert {getattr(torch, name) for name in DTYPES} == set(dtypes.FLOATS)
@@ -46,7 +46,7 @@ OTHERS = [torch.uint8, torch.int8, torch.bool, *filter(None, [getattr(torch, "fl
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_one_byte_is_not_eight_bits_of_a_float(other, device):
-    """Two numbers of 4 bits have an itemsize of 1, too; they were taken for fp8."""
+    """A pair of 4-bit numbers also has an itemsize of 1. It must not count as fp8."""
     assert not dtypes.is_fp8(other) and all(map(dtypes.is_fp8, dtypes.FP8))
     bits = torch.zeros(5, 2, 64, dtype=torch.uint8, device=device)
     q = bits.bool() if other == torch.bool else bits.view(other)

@@ -1,4 +1,4 @@
-"""Errors of every public function name the function that was called, and the argument by the caller's name of it."""
+"""Tests of errors: every public function names itself, and the argument by its public name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASES = [
 
 
 def is_public(case: Case) -> bool:
-    """Some cases call a function through one of the tests."""
+    """Return whether a case calls a public function directly."""
     return case.function.__module__.startswith("flashinfer.")
 
 
@@ -52,16 +52,16 @@ def test_arguments(name, argument, how, device):
         assert str(err).startswith(f"{function}: "), err
         parameters = inspect.signature(case.function).parameters
         named = str(err).removeprefix(f"{function}: ").split(":")[0].split("[")[0]
-        # The operator of rope has names of its own for what is no tensor.
+        # The operator of rope has other names for arguments that are not tensors.
         assert named in parameters or (how == "None" and argument in ("query", "key")), err
-        # Of arguments that do not fit each other an error may name the other one.
+        # If two arguments do not fit each other, an error may name either.
         assert named == argument or how in ("rows", "meta", "dimensions") or argument in ("seed", "query", "key"), err
     else:
         assert how in ("rows", "meta", "dimensions") or arguments[argument] is None, "it was taken"
 
 
 @pytest.mark.parametrize("function", ["top_p_sampling_from_probs", "top_p_renorm_probs", "min_p_sampling_from_probs"])
-def test_numbers_of_rows_are_real(function, device):
+def test_filter_arguments_must_be_real(function, device):
     probs = torch.rand(5, 40, device=device)
     for kind in (torch.complex64, torch.bool):
         numbers = torch.ones(5, device=device).to(kind)
@@ -69,7 +69,7 @@ def test_numbers_of_rows_are_real(function, device):
             getattr(flashinfer, function)(probs, numbers)
 
 
-def test_scales_are_real(device):
+def test_scales_must_be_real(device):
     q, k, v = (torch.randn(9, 2, 64, device=device).half() for _ in range(3))
     for shape in ((), (2,)):
         scale = torch.ones(shape, dtype=torch.complex64, device=device)

@@ -1,4 +1,4 @@
-"""What holds for every public function that takes tensors: arguments that are none of those it has a kernel for."""
+"""Tests of every public function that takes tensors: calls without a kernel raise errors, operators keep their schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer
-import flashinfer.comm.allreduce  # its operator has no name at the top
+import flashinfer.comm.allreduce  # the package does not export its operator
 from flashinfer._ops.declare import OPERATORS
 from flashinfer.errors import FlashInferError, GradientError
 from flashinfer.utils import is_sm90a_supported
@@ -21,7 +21,7 @@ from flashinfer.utils import is_sm90a_supported
 from ..support.opcheck import opcheck
 from ..support.samples import operator_calls
 
-# Modules whose functions take no tensors: names without kernels, a tuner of nothing, lists of steps.
+# Modules whose functions take no tensors: stubs, the tuner, pipelines.
 APART = ("flashinfer._compat", "flashinfer.autotuner", "flashinfer.logits_processor")
 
 
@@ -40,14 +40,14 @@ def functions() -> list[str]:
 
 
 def takes_tensors(function: Callable[..., object]) -> bool:
-    """Return whether a function, which is no method of a wrapper, requires a tensor."""
+    """Return whether a function requires a tensor. Methods of wrappers do not count."""
     parameters = inspect.signature(function).parameters
     required = (str(one.annotation) for one in parameters.values() if one.default is one.empty)
     return "self" not in parameters and any("Tensor" in annotation for annotation in required)
 
 
 def with_tensors(name: str, tensor: object) -> list[object]:
-    """The arguments that a function cannot be called without: ``tensor`` for tensors, 1 for numbers."""
+    """Return the required arguments of a function: ``tensor`` for tensors, 1 for numbers."""
     parameters = inspect.signature(getattr(flashinfer, name)).parameters.values()
     return [1 if p.annotation in ("int", "float") else tensor for p in parameters if p.default is p.empty]
 
@@ -73,17 +73,17 @@ def test_sparse(name, device):
         getattr(flashinfer, name)(*with_tensors(name, sparse))
 
 
-def test_sparse_beside_dense(device):
+def test_sparse_next_to_dense(device):
     x = torch.ones(4, 8, device=device)
-    flashinfer.rmsnorm(x, x[0])  # the kernel is there
+    flashinfer.rmsnorm(x, x[0])  # loads the kernel
     with pytest.raises(ValueError, match="rmsnorm: weight: got a tensor of torch.sparse_coo"):
         flashinfer.rmsnorm(x, x[0].to_sparse())
 
 
 def portable(name: str) -> str:
-    """The operator of the kernels that run everywhere, which one of kernels for one arch stands beside.
+    """Return the operator of the portable kernels that has the same arguments as an operator for one arch.
 
-    Those of kernels that write events have arguments of their own.
+    Operators with a profiler have more arguments, and so samples of their own.
     """
     namespace, _, name = name.rpartition("::")
     return name + "+profiler" * namespace.endswith("profiler")
@@ -93,32 +93,32 @@ def test_every_operator_has_a_sample():
     assert set(operator_calls("cpu")) == {portable(name) for name in OPERATORS}
 
 
-def test_no_operator_is_registered_behind_the_list():
-    """Those of attention's modules have namespaces of their own, see tests/attention/test_bound.py."""
+def test_every_registered_operator_is_listed():
+    """Operators of attention's modules have other namespaces, see tests/attention/test_bound.py."""
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("flashinfer::")}
     assert registered == {f"flashinfer::{name}" for name in OPERATORS if name == portable(name)}
 
 
 @pytest.mark.slow_beyond(30)
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_operators_keep_the_promises_of_their_schema(name, device):
-    """Mutations, fake tensors, dynamic shapes, autograd: torch's own checks of a custom operator."""
+def test_opcheck(name, device):
+    """torch's checks of custom operators: mutations, fake tensors, dynamic shapes and autograd."""
     assert torch.Tag.pt2_compliant_tag in OPERATORS[name].tags
     if "sm90a" in name and not (device == "cuda" and is_sm90a_supported(torch.device(device))):
-        pytest.skip("kernels for Hopper alone")
+        pytest.skip("kernels for Hopper only")
     for arguments in operator_calls(device)[portable(name)]:
         checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
         if any(
             isinstance(one, torch.Tensor) and one.dtype.itemsize == 1 and one.is_floating_point() for one in arguments
         ):
-            assert_changes_what_it_says(OPERATORS[name], arguments)  # torch's own check of it cannot compare eight bits
+            assert_writes_match_schema(OPERATORS[name], arguments)  # test_schema cannot compare fp8
         else:
             checks.append("test_schema")
         opcheck(OPERATORS[name], arguments, test_utils=checks)
 
 
-def assert_changes_what_it_says(operator, arguments) -> None:
-    """An operator writes to all arguments that its schema says, and to no other."""
+def assert_writes_match_schema(operator, arguments) -> None:
+    """Check that an operator writes to exactly the arguments that its schema marks."""
     given = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
     operator(*given)
     for argument, one, before in zip(operator._schema.arguments, given, arguments, strict=True):
@@ -128,16 +128,16 @@ def assert_changes_what_it_says(operator, arguments) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OPERATORS if f"{name}_autograd" in OPERATORS))
-def test_nothing_of_python_stands_before_an_operator_of_inference(name, device):
-    """Autograd keys of these have no kernel of ours; after the first call the backend's is the module's own."""
+def test_inference_operators_run_no_python(name, device):
+    """They have no Autograd kernel. After the first call, the module's kernel is registered for the backend."""
     OPERATORS[name](*operator_calls(device)[name][0])
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     assert not has(f"flashinfer::{name}", "Autograd") and has(f"flashinfer::{name}_autograd", "Autograd")
     assert has(f"flashinfer::{name}", device.upper())
 
 
-def test_what_has_no_gradient_says_so(device):
-    """Before anything is written; without gradients asked for it works."""
+def test_error_without_a_gradient(device):
+    """The error comes before anything is written. Under no_grad() the call works."""
     v, s = torch.randn(4, 3, 16, device=device), torch.randn(4, 3, device=device)
     wanted = v.clone().requires_grad_()
     with pytest.raises(FlashInferError, match="merge_state: has no gradient, wanted tensors that require none"):
@@ -151,7 +151,7 @@ def test_what_has_no_gradient_says_so(device):
 
 
 class Watched(torch.Tensor):
-    """Knows what was called with one."""
+    """A tensor subclass that records the functions called with it."""
 
     seen: list[str]
 
@@ -162,7 +162,7 @@ class Watched(torch.Tensor):
 
 
 def calls_of(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What is called, by a part of the operator's name; ``x``: ``[tokens, 64]``."""
+    """Return calls by a part of their operator's name. ``x``: ``[tokens, 64]``."""
     weight, out = x.detach().clone()[0], torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return {
         "rmsnorm": lambda: flashinfer.rmsnorm(x, weight),
@@ -173,8 +173,8 @@ def calls_of(x: torch.Tensor) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("way", ["class", "function", "dispatch", "profiler"])
-def test_whoever_watches_operators_sees_them(way, device):
-    """Calls go by the shortest way that there is, but not past tensors' classes, modes and the profiler."""
+def test_fast_path_keeps_subclasses_modes_and_the_profiler(way, device):
+    """Eager calls skip torch's wrapper, but tensor subclasses, modes and the profiler still see the operator."""
     x, seen = torch.randn(4, 64, dtype=torch.bfloat16, device=device), []
     wanted = {name: call() for name, call in calls_of(x).items()}
 

@@ -1,4 +1,4 @@
-"""Programs made of our functions: a model that is trained, compiled and not, and one in a package of its own."""
+"""Tests of programs made of our functions: a model in eager and compiled training, and one in a package."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Model(nn.Module):
 
 
 def losses_of(model: nn.Module, step, batches: list[torch.Tensor]) -> list[float]:
-    # Not Adam: its steps have the size of the rate however small a gradient is, and grow rounding to other losses.
+    # SGD: Adam scales tiny gradients up to full steps, so rounding would change the losses.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     losses = []
     for tokens in batches:
@@ -69,7 +69,7 @@ def losses_of(model: nn.Module, step, batches: list[torch.Tensor]) -> list[float
     return losses
 
 
-def test_a_compiled_step_of_training_has_the_losses_of_eager(device):
+def test_compiled_training_has_the_losses_of_eager(device):
     torch._dynamo.reset()
     counters.clear()
     model = Model().to(device)
@@ -89,7 +89,7 @@ def test_a_compiled_step_of_training_has_the_losses_of_eager(device):
 
 
 def test_gradients_of_a_model_are_those_of_torchs_functions(device, monkeypatch):
-    """The same model of torch's own functions, in float64 on the CPU."""
+    """The reference is the same model of torch's functions, in float64 on the CPU."""
     model, reference = Model().to(device), Model().double()
     reference.load_state_dict(model.state_dict())
     tokens = torch.randint(0, VOCABULARY, (33,))
@@ -128,10 +128,10 @@ def test_gradients_of_a_model_are_those_of_torchs_functions(device, monkeypatch)
 
 LOAD = """
 import sys, torch, flashinfer, flashinfer._ops.declare
-import torch._inductor.codecache  # torch 2.10 takes for granted that somebody did
+import torch._inductor.codecache  # torch 2.10 needs the import
 
 def refuse(spec, *_):
-    raise RuntimeError(f"{spec.name} is not to be had")
+    raise RuntimeError(f"{spec.name} is not available")
 
 package, inputs, outputs, *broken = sys.argv[1:]
 if broken:
@@ -142,7 +142,7 @@ torch.save([loaded(tokens) for tokens in torch.load(inputs)], outputs)
 
 
 def load_plainly(device: str, folder: Path) -> int:
-    """How a process ends that loads a package of nothing but torch's own functions."""
+    """Load a package of torch's functions only in a new process. Return the exit status."""
     program = torch.export.export(nn.Linear(64, 64).to(device), (torch.randn(24, 64, device=device),))
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "plain.pt2"))
     load = "import sys, torch, torch._inductor.codecache; torch._inductor.aoti_load_package(sys.argv[1])"
@@ -163,7 +163,7 @@ def test_a_package_runs_in_a_process_of_its_own(device, tmp_path: Path):
     torch.save(inputs, tmp_path / "inputs")
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
-        """With all that this process uses: its modules, its settings, what else is on its path."""
+        """Load the package in a new process, with this process's modules, settings and path."""
         command = [sys.executable, "-X", "faulthandler", "-c", LOAD, package, tmp_path / "inputs", tmp_path / "outputs"]
         path = os.pathsep.join([str(Path(flashinfer.__file__).parents[1]), *filter(None, sys.path)])
         return subprocess.run([*command, *more], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
@@ -173,6 +173,6 @@ def test_a_package_runs_in_a_process_of_its_own(device, tmp_path: Path):
     for got, value in zip(torch.load(tmp_path / "outputs"), want, strict=True):
         torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-4)
 
-    # The first operator fails. torch 2.11 prints that and goes on with a tensor that is none; what else happens is its.
+    # The first operator fails. torch 2.11 prints the error and continues with an invalid tensor.
     done = run("broken")
-    assert done.returncode != 0 and f"norm_{device} is not to be had" in done.stderr, done.stderr
+    assert done.returncode != 0 and f"norm_{device} is not available" in done.stderr, done.stderr

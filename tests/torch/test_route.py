@@ -1,4 +1,4 @@
-"""Which operator a call goes to, and what no operator takes: optional tensors, gradients, devices."""
+"""Tests of the routing of calls to operators: optional tensors, gradients and devices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..support.samples import public_cases
 
 
 def clamped(general: General) -> Any:
-    """``clamp(self, min, max)``, whose bounds may be None, by two operators of torch."""
+    """Return ``clamp(self, min, max)`` with optional bounds, routed to two operators of torch."""
     return routed("clamp", torch.ops.aten.clamp.Tensor, general)
 
 
-def test_an_optional_tensor_that_is_none_costs_no_gradient():
-    """Of ``clamp`` the upper bound alone is given, and it alone wants a gradient."""
+def test_an_optional_tensor_without_gradient():
+    """Only the upper bound of ``clamp`` is given, and only it requires a gradient."""
     taken = []
 
     def with_gradient(*args: Any) -> torch.Tensor:
@@ -37,14 +37,14 @@ def test_an_optional_tensor_that_is_none_costs_no_gradient():
     assert torch.equal(call(x, None, most.detach()), x.clamp(max=0)) and len(taken) == 1
 
 
-def test_what_is_no_tensor_is_refused():
+def test_a_string_in_place_of_a_tensor():
     call = clamped(General(torch.clamp, ("min", "max")))
     with pytest.raises(TypeError, match="clamp: min: got str, wanted Optional"):
         call(torch.randn(3), "zero", None)
 
 
-def test_an_error_from_inside_runs_nothing_twice():
-    """An AttributeError of the operator, or of what gradients go through, is that of the call, not of its arguments."""
+def test_an_error_of_the_operator_does_not_repeat_the_call():
+    """An AttributeError of the operator is passed on. It does not mean that an argument is not a tensor."""
     calls = []
 
     def fail(*args: Any) -> None:
@@ -81,7 +81,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "argument"), CASES)
 @pytest.mark.parametrize("gradients", [True, False])
 def test_a_tensor_on_another_device_is_an_error_that_names_both(name, argument, gradients, device):
-    """One on meta would make a fake result of the whole call."""
+    """A meta tensor would turn the whole call into a fake one."""
     case = public_cases(device)[name]
     if sum(isinstance(value, torch.Tensor) for value in case.arguments(9).values()) == 1:
         pytest.skip("has one tensor")
@@ -90,8 +90,8 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both(name, argument, 
     arguments = misplaced(case, argument)
     if gradients:
         for one in case.differentiable:
-            arguments[one] = arguments[one].requires_grad_() * 1  # no leaf, which could not be written
-    # Of two devices the first argument's is the right one.
+            arguments[one] = arguments[one].requires_grad_() * 1  # not a leaf: those cannot be written
+    # The first tensor sets the device.
     with pytest.raises(
         ValueError, match=r": \w+: got a tensor on (meta, wanted .*(cpu|cuda)|(cpu|cuda).*, wanted .* meta)"
     ):
@@ -101,7 +101,7 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both(name, argument, 
 @pytest.mark.parametrize(("name", "argument"), CASES)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_tensor_on_the_host_among_those_of_a_gpu(name, argument):
-    """The first call finds out in Python, a later one in the module: it was loaded by a call that is right."""
+    """Python checks the first call. The loaded module checks later calls, so a correct call comes first."""
     case = public_cases("cuda")[name]
     arguments = case.arguments(9)
     if sum(isinstance(value, torch.Tensor) for value in arguments.values()) == 1:
@@ -118,8 +118,8 @@ def test_all_on_meta_is_no_error():
     assert flashinfer.rmsnorm(x, weight).device.type == "meta"
 
 
-def test_too_little_memory_is_what_engines_catch(device):
-    """A row 2**46 times: nobody has the memory for the output, and nothing is read."""
+def test_out_of_memory_error(device):
+    """Engines catch OutOfMemoryError. The output would have 2**46 rows, and nothing is read."""
     rows = torch.ones(32, device=device).expand(1 << 46, 32)
     with pytest.raises(torch.OutOfMemoryError, match="no memory for an output"):
         flashinfer.rmsnorm(rows, torch.ones(32, device=device))

@@ -1,6 +1,6 @@
-"""What torch does with whole programs of ours: gradients, export, packages, vmap, a compiled step of training.
+"""Tests of torch's features with our functions: gradients, export and vmap.
 
-``docs/torch.md`` has a table of it, which is what these tests find: ``python -m tests.torch.test_torch`` prints it.
+``python -m tests.torch.test_torch`` prints the table in ``docs/torch.md``. The tests compare its rows with the results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CASES = list(cases("cpu"))
 
 
 class Program(torch.nn.Module):
-    """A function of ours with the tensors and sizes that differ from call to call as its inputs."""
+    """A module that calls one function. Its inputs are the arguments that differ between calls."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Program(torch.nn.Module):
 
 
 def called(function: Any, arguments: list[Any]) -> list[torch.Tensor]:
-    """What a call returns and what it leaves in copies of its arguments."""
+    """Call a function with copies of its arguments. Return the results and the copies."""
     own = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
     result = function(*own)
     results = [] if result is None else [result] if isinstance(result, torch.Tensor) else list(result)
@@ -53,7 +53,7 @@ def assert_same(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
 
 
 def gradient(case: Case) -> str:
-    """Whether one comes through what a call returns and writes; their values are tests of the families."""
+    """Return the table's entry for gradients. Tests of the families check their values."""
     arguments = case.arguments(9)
     leaves = {
         key: one.requires_grad_() for key, one in arguments.items() if torch.is_tensor(one) and one.is_floating_point()
@@ -75,7 +75,7 @@ def gradient(case: Case) -> str:
 
 
 def dynamic_shapes(case: Case) -> tuple[Any, ...]:
-    """Of a program's inputs: the sizes and numbers that grow with the number of tokens."""
+    """Return the sizes and numbers among a program's inputs that depend on the number of tokens."""
     auto = torch.export.Dim.AUTO
     few, many = case.arguments(9), case.arguments(18)
     return tuple(
@@ -128,7 +128,7 @@ def row(name: str, device: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-# From torch 2.15 on, calls of the dispatcher pass C++ warnings on to Python, as this one of a loop over elements.
+# From torch 2.15 on, the dispatcher passes C++ warnings on to Python: here that of vmap's loop.
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_the_document_says_what_happens(name, device):

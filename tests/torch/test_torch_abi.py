@@ -1,4 +1,4 @@
-"""A module asks torch for nothing that the oldest torch allowed does not have, whichever torch it was compiled with."""
+"""Tests that modules use only symbols of the oldest supported torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashinfer.jit import build_jit_specs
 from flashinfer.jit.modules import Matrix, axes, families, matrix_specs
 from flashinfer.jit.spec import TORCH_ABI
 
-# Of the functions that the libraries of torch 2.10 export, those that modules call. One may be added that is there too.
+# Functions of torch 2.10 that modules call. Add only functions that torch 2.10 exports.
 EXPORTED_BY_TORCH_2_10 = {
     *("aoti_torch_abi_version", "aoti_torch_device_type_cpu", "aoti_torch_device_type_cuda"),
     *("aoti_torch_delete_library_object", "aoti_torch_library_def", "aoti_torch_library_init_def"),
@@ -43,7 +43,7 @@ EXPORTED_BY_TORCH_2_10 = {
 
 
 def asked_of_torch(path: Path) -> set[str]:
-    """Undefined symbols of a library that are torch's by their names."""
+    """Return the undefined symbols of a library that belong to torch by name."""
     with path.open("rb") as file:
         symbols = ELFFile(file).get_section_by_name(".dynsym").iter_symbols()
         names = {symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"}
@@ -52,7 +52,7 @@ def asked_of_torch(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("family", families())
 def test_modules_run_with_the_oldest_torch(family, device):
-    # The modules that all tests load, of one element type where each has a module of its own: nothing is built for this.
+    # Modules that other tests load too, so that this test builds nothing.
     narrow = {"dtypes": ("float32" if device == "cpu" else "float16",), "head_dims": ("64",)}
     of_heads = "head_dims" in {axis.name for axis in axes([family])}
     specs = matrix_specs(Matrix(backends=(device,), **(narrow if of_heads else {})), [family])
@@ -62,7 +62,7 @@ def test_modules_run_with_the_oldest_torch(family, device):
     assert asked <= EXPORTED_BY_TORCH_2_10, asked - EXPORTED_BY_TORCH_2_10
 
 
-def test_newer_torch_has_them_all():
+def test_newer_torch_has_all_functions():
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     missing = {name for name in EXPORTED_BY_TORCH_2_10 if "cuda" not in name and not hasattr(library, name)}
     assert not missing

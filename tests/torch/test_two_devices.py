@@ -1,7 +1,6 @@
-"""Tensors on a GPU that is not the current one: every function and wrapper gives there what the CPU's kernels give.
+"""Tests on a GPU that is not the current one. Every function and wrapper gives the results of the CPU's kernels there.
 
-Those are held against oracles in float64 by the tests of their families. What is found out once for each device is tried
-without a GPU, over a CUDA runtime made of a few lines.
+Tests of the families compare those with float64. State per device is tested without a GPU, with a small CUDA runtime.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def moved(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(function: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
-    """What a call returns, and its arguments, which it may have written."""
+    """Return the results of a call, and its arguments, which it may have written."""
     result = function(**arguments)
     results = [] if result is None else [result] if torch.is_tensor(result) else list(result)
     return [*results, *(one for one in arguments.values() if torch.is_tensor(one))]
@@ -48,7 +47,7 @@ def assert_alike(got: list[torch.Tensor], want: list[torch.Tensor], tolerances: 
     assert got and len(got) == len(want)
     for one, other in zip(got, want, strict=True):
         assert one.device == torch.device(OTHER)
-        if one.dtype == torch.bfloat16:  # a sum beside a boundary between two numbers goes either way: a step of 2^-8
+        if one.dtype == torch.bfloat16:  # a sum near the middle of two numbers rounds to either: a step of 2^-8
             here = one.to(other.device).double()
             assert (here - other.double()).norm() <= 2**-8 * other.double().norm()
             continue
@@ -70,7 +69,7 @@ def test_a_function(name):
 @pytest.mark.parametrize("size", [5, 23])
 def test_attention(name, size, fresh_seed):
     here, there = (samples(device)[name] for device in ("cpu", OTHER))
-    for one in (here, there):  # plans that draw tables draw the same
+    for one in (here, there):  # plans draw equal tables
         torch.manual_seed(fresh_seed)
         one.plan(size)
     arguments = here.inputs(size)
@@ -103,8 +102,8 @@ def test_gradients(name):
 
 
 @needs_two
-def test_both_in_turns():
-    """A kernel that one device knows is not taken for known by the other."""
+def test_alternating_devices():
+    """A kernel that is prepared on one device is also prepared on the other."""
     for device in ("cuda:0", OTHER, "cuda:0", OTHER):
         for name in ("single_prefill_with_kv_cache", "BatchPrefillWithRaggedKVCacheWrapper"):
             sample, cpu = samples(device)[name], samples("cpu")[name]
@@ -116,7 +115,7 @@ def test_both_in_turns():
                 torch.testing.assert_close(one.cpu(), other, **WITH_LSE[one.dtype])
 
 
-# A runtime with three devices, of which each thread has a current one.
+# A runtime with three devices. Each thread has a current one.
 RUNTIME = r"""#pragma once
 enum cudaError_t { cudaSuccess, cudaErrorInvalidDevice };
 cudaError_t cudaGetDevice(int* device);
@@ -183,7 +182,7 @@ int main() {
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_what_is_found_once_for_each_device(tmp_path):
+def test_state_per_device(tmp_path):
     source, program = tmp_path / "program.cc", tmp_path / "program"
     source.write_text(PROGRAM)
     (tmp_path / "cuda_runtime.h").write_text(RUNTIME)

@@ -1,4 +1,4 @@
-"""Other releases of torch and Python: what fails there, and the script that runs the tests there."""
+"""Tests for other releases of torch and Python, and of the script that runs the tests there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONAL = ("flashinfer.integrations.", "flashinfer.jit.cluster.", "flashinfer._
 
 
 def modules() -> list[ModuleType]:
-    """Import every module of the package that needs no optional one."""
+    """Import every module of the package without optional requirements."""
     names = (module.name for module in pkgutil.walk_packages(flashinfer.__path__, "flashinfer."))
     return [importlib.import_module(name) for name in names if not name.startswith(OPTIONAL)]
 
@@ -49,7 +49,7 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_a_version_that_is_no_release_is_refused():
+def test_invalid_versions_are_refused():
     done = script("newest")
     assert done.returncode == 2 and "version: got 'newest', wanted a release of torch such as 2.15.0" in done.stderr
 

@@ -1,4 +1,4 @@
-"""``flashinfer.warmup``: everything is loaded ahead of a capture, and a capture that comes too early says so."""
+"""Tests of ``flashinfer.warmup``: it loads modules before a capture. A first use within a capture raises an error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..support.attention_oracle import assert_near, attention, drawn, workspace
 from ..support.tree import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = "-DWARM_UP=1 -O0"  # nothing that was built ahead of time is of use
+FLAGS = "-DWARM_UP=1 -O0"  # no prebuilt modules
 FRESH = """
 import json, sys, torch, flashinfer
 device, path = sys.argv[1:]
@@ -71,7 +71,7 @@ def test_a_function_and_specs_in_a_fresh_process(device, tmp_path: Path, monkeyp
         assert file == [[cascade, "present", False], [norm, "present", False]]
 
 
-def test_what_cannot_be_warmed_up(tmp_path: Path):
+def test_invalid_arguments_of_warmup(tmp_path: Path):
     with pytest.raises(TypeError, match="warmup: what: got int, wanted specs, a path or a function"):
         flashinfer.warmup(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="got a str among specs, wanted JitSpec"):
@@ -104,7 +104,7 @@ def test_gradients_are_recorded(device):
     assert x.grad is not None and bool(x.grad.isfinite().all())
 
 
-def test_with_jit_frozen_what_is_missing_is_an_error(tmp_path: Path, monkeypatch):
+def test_missing_modules_after_freeze_are_an_error(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("FLASHINFER_WORKSPACE_DIR", str(tmp_path))
     own = flashinfer.jit.gen_customize_single_decode_module(
         "never_built",
@@ -125,7 +125,7 @@ def test_with_jit_frozen_what_is_missing_is_an_error(tmp_path: Path, monkeypatch
         flashinfer.warmup([own])
 
 
-# Captures. On a machine without a GPU one is made believe; the checks come before anything of CUDA's.
+# Captures. Without a GPU, a capture is simulated: the checks run before any call of CUDA.
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_no_warmup_and_no_plan_in_a_capture(capturing):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_first_use_in_a_capture():
-    """In a process of its own: typed, and the capture goes on; after a warm-up by specs alone, it is captured."""
+    """A new process gets a typed error, which does not end the capture. After a warm-up by specs, the capture works."""
     program = """
 import torch, flashinfer
 from flashinfer.errors import CaptureError
@@ -194,7 +194,7 @@ for _ in range(3):
 
 
 def test_alibi_in_a_capture_reads_nothing_from_the_host(device):
-    """Its slopes are computed where they are used; replayed with new values where there is a GPU."""
+    """Slopes are computed on the device. A GPU replays with new values."""
     q, k, v = (drawn((n, h, 64), torch.float16, device) for n, h in ((7, 6), (19, 2), (19, 2)))
     run = lambda: flashinfer.single_prefill_with_kv_cache(q, k, v, pos_encoding_mode="ALIBI")  # noqa: E731
     flashinfer.warmup(run)

@@ -1,9 +1,11 @@
-"""Words: docstrings and comments of C++ begin with a verb or a noun, not with a relative clause."""
+"""Words: docstrings and comments begin with a verb or a noun, not with a relative clause."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ import pytest
 from ..support.tree import ROOT
 
 CLAUSE = re.compile(r"(What|Of|Where|Whether|Who|Whose|Which|How)\b")
-PYTHON = ("flashinfer", "scripts", "benchmarks", "examples")
-NATIVE = ("include", "csrc")
+PYTHON = ("flashinfer", "scripts", "benchmarks", "examples", "tests")
+NATIVE = ("include", "csrc", "tests")
 
 
 def docstrings(text: str) -> list[tuple[int, str]]:
@@ -20,6 +22,19 @@ def docstrings(text: str) -> list[tuple[int, str]]:
     nodes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, nodes) and ast.get_docstring(node)]
     return [(node.body[0].lineno, ast.get_docstring(node) or "") for node in found]
+
+
+def python_comments(text: str) -> list[tuple[int, str]]:
+    """Return the first line of every comment of a Python file: of a block, or after code."""
+    found, above = list[tuple[int, str]](), 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, is_whole = token.start[0], token.line.lstrip().startswith("#")
+        if not (is_whole and above == line - 1):
+            found.append((line, token.string.lstrip("#!: ")))
+        above = line if is_whole else 0
+    return found
 
 
 def comments(text: str) -> list[tuple[int, str]]:
@@ -37,12 +52,12 @@ def comments(text: str) -> list[tuple[int, str]]:
 def clauses(path: Path) -> list[str]:
     """Return the openings of a file that are relative clauses."""
     text = path.read_text()
-    openings = docstrings(text) if path.suffix == ".py" else comments(text)
+    openings = docstrings(text) + python_comments(text) if path.suffix == ".py" else comments(text)
     return [f"{path.relative_to(ROOT)}:{line}: {words[:60]}" for line, words in openings if CLAUSE.match(words)]
 
 
 @pytest.mark.parametrize("folder", PYTHON)
-def test_docstrings(folder):
+def test_docstrings_and_comments_of_python(folder):
     found = [text for path in sorted((ROOT / folder).rglob("*.py")) for text in clauses(path)]
     assert not found, "\n".join(found)
 
@@ -59,7 +74,10 @@ def test_comments_of_native_code(folder):
 def test_clauses_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     python, native = tmp_path / "a.py", tmp_path / "a.h"
-    python.write_text('"""What it is."""\n\ndef f():\n    """Whether it is."""\n\ndef g():\n    """Return it."""\n')
+    python.write_text(
+        '"""What it is."""\n\ndef f():\n    """Whether it is."""\n\ndef g():\n    """Return it."""\n'
+        "# Of a row.\n# Of which this goes on.\na = '# Who'  # Where it is.\n# A row.\n"
+    )
     native.write_text("// Of a row.\n// Of which this goes on.\nint a;  // Where it is.\nint b;\n// A row.\n")
-    assert [text.split(": ")[0] for text in clauses(python)] == ["a.py:1", "a.py:4"]
+    assert [text.split(": ")[0] for text in clauses(python)] == ["a.py:1", "a.py:4", "a.py:8", "a.py:10"]
     assert [text.split(": ")[0] for text in clauses(native)] == ["a.h:1", "a.h:3"]

@@ -20,7 +20,7 @@ struct DeltaCase {
   int64_t sequences() const { return static_cast<int64_t>(lengths.size()); }
   int64_t value_heads() const { return heads * group; }
   int64_t state_size() const { return keys * values; }
-  // Where a state has the number of a row and a column.
+  // Return the index in a state of row d and column c.
   int64_t in_state(int64_t d, int64_t c) const { return v_first ? c * keys + d : d * values + c; }
 };
 

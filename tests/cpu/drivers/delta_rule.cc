@@ -5,7 +5,7 @@
 
 using namespace driver;
 
-// What a case does besides: where states lie, and who computes the gates.
+// Options of a case: slots of states, and gates that the kernel computes.
 struct Besides {
   std::vector<int64_t> slots, output_slots;  // empty: none are given
   bool initial, in_place, snapshots;

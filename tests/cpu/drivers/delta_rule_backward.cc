@@ -37,7 +37,7 @@ class Case {
   }
 
  private:
-  // What is differentiated, of the value heads that read one head of q and k in one sequence.
+  // Return the loss of the value heads that share one head of q and k in one sequence.
   double loss(int64_t n, int64_t head) const {
     double total = 0;
     std::vector<double> state(shape_.state_size());

@@ -1,4 +1,4 @@
-// What the instructions of the header of this name do, on a CPU.
+// CPU version of the instructions in cuda/ptx/store_clock.cuh.
 #pragma once
 
 #include <cstdint>
