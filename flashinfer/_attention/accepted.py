@@ -5,7 +5,7 @@ The neutral value of each argument is accepted. Any other value is obeyed, or re
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
@@ -14,27 +14,10 @@ from .._ops.arguments import as_planned, check_items
 from .._ops.numbers import check_option, positive, whole
 from .._ops.tensors import check_count, check_tensor
 from ..errors import UnsupportedError
+from .plan import Cut
 from .tables import INT32_MAX
 
 _BLOCK_TABLES = Reason("kernels that read block tables", "pass pages as indptr and indices")
-
-
-class Cut(NamedTuple):
-    """Rule of a plan for splitting keys."""
-
-    split: bool = True
-    kv_chunk: int = 0  # splits end at multiples of this many keys; 0: the scheduler balances the work
-
-    @property
-    def is_fixed(self) -> bool:
-        """Return True if a request's result must not depend on the batch.
-
-        All batches then run the same tiles.
-        """
-        return not self.split or self.kv_chunk > 0
-
-
-BALANCED = Cut()
 
 
 def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int) -> Cut:

@@ -23,9 +23,7 @@ class Events(Attached):
     buffer: torch.Tensor | None = None
 
     def operators(self, *configuration: Any) -> Operators:
-        """Return :func:`builtin_operators` of the next plan."""
-        if not self.wanted and self.attached is None:
-            return builtin_operators(*configuration)
+        """Return :func:`builtin_operators` of the next plan, whose kernels write events."""
         profiled = builtin_operators(*configuration, profiler=True)
         # Work lists come from the kernels without events, which may have more resident CTAs. Results are then
         # bit-equal.

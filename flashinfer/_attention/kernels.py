@@ -107,6 +107,11 @@ def kernels_for_archs(family: str) -> tuple[str, ...]:
     return arch_kernels(family)
 
 
+# Kernels of a plan. The number travels through a graph as a size. The portable kernels have number 0.
+KERNELS_BY_NUMBER = ("", *sorted({*kernels_for_archs("prefill"), *kernels_for_archs("decode")}))
+NUMBERS_OF_KERNELS = {kernels: number for number, kernels in enumerate(KERNELS_BY_NUMBER)}
+
+
 def kernels_of_one(
     backend: str,
     family: str,

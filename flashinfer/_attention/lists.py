@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from .._ops.dtypes import NUMBERS, dtype_of
+from .._ops.errors import raise_from_module
 from .._ops.numbers import check_multiple, check_range, positive
 from .._ops.tensors import check_device, check_tensor
-from .operators import call
 from .scales import output_dtype
 from .signature import HostTables, Problem
 
@@ -24,7 +24,7 @@ _CAPTURED = " as in the first plan of this wrapper, whose sizes a captured CUDA 
 MAX_CACHED_PROBLEMS = 256  # a wrapper has few kinds of plans
 _HEADER = 16
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
-_VALID, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
+_GOOD, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Scheduler:
             )
         host = torch.empty(self._guess, dtype=torch.int32, device="cpu", pin_memory=self._pin)
         header = self._call(plan, host, problem, tables)
-        if not header[_VALID]:
+        if not header[_GOOD]:
             return None
         needed = header[_NEEDED]
         if needed > self._guess:
@@ -228,7 +228,11 @@ class Scheduler:
             if len(self._numbers) >= MAX_CACHED_PROBLEMS:
                 self._numbers.clear()
             numbers = self._numbers[problem] = problem.tensor()
-        call(self.op, plan, buffer, numbers, *tables)
+        try:
+            plan(buffer, numbers, *tables)
+        except RuntimeError as err:
+            arguments = (buffer, numbers, *tables)
+            raise_from_module(self.op, [""] * len(arguments), arguments, err)
         return buffer[:_HEADER].tolist()
 
     def _bounds_for(
@@ -242,7 +246,7 @@ class Scheduler:
             check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
             return bounds
         header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem, tables)
-        if not header[_VALID]:
+        if not header[_GOOD]:
             return None
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
         return Bounds(fixed, header[_ROWS], *sizes)
@@ -250,13 +254,17 @@ class Scheduler:
     def _check_room(self, problem: Problem, header: Sequence[int], needed: int, sizes: tuple[int, ...]) -> None:
         _, _, max_slots, _, slot_rows = sizes
         name, slots = "float_workspace_buffer", header[_SLOTS]
-        check_range(self.op, name, slots, most=max_slots, unit="partial results", why=_CAPTURED)
-        room = problem.bytes_of(max_slots, slot_rows)
+        if slots > max_slots:
+            check_range(self.op, name, slots, most=max_slots, unit="partial results", why=_CAPTURED)
+        # The output's columns, m and l of each partial result are float32.
+        room = 4 * max_slots * problem.num_kv_heads * slot_rows * (problem.head_dim_vo + 2)
         for name, got, wanted in (
             ("int_workspace_buffer", 4 * self.int_workspace.numel(), 4 * needed),
             ("float_workspace_buffer", self.float_workspace.numel(), room),
         ):
-            check_range(self.op, name, got, wanted, unit="bytes", why=": pass a larger one to reset_workspace_buffer()")
+            if got < wanted:
+                why = ": pass a larger one to reset_workspace_buffer()"
+                check_range(self.op, name, got, wanted, unit="bytes", why=why)
 
 
 def _bytes(op: str, name: str, buffer: torch.Tensor) -> torch.Tensor:

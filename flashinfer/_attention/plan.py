@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -10,15 +11,32 @@ from .._ops.arguments import as_planned
 from .._ops.numbers import check_range
 from .._ops.sizes import exceeds
 from .._ops.tensors import check_device, check_dims, check_form
-from .accepted import BALANCED, Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
 from .bound import Bound, bind_plan
+from .kernels import NUMBERS_OF_KERNELS
 from .lists import Lists, Shape
 from .masks import NO_MASKS, MaskTensors
 from .operators import Operators
 from .signature import Parameters, Setting
 from .tables import Batch
-from .traced import as_shape, index_of_kernels
+
+
+class Cut(NamedTuple):
+    """Rule of a plan for splitting keys."""
+
+    split: bool = True
+    kv_chunk: int = 0  # splits end at multiples of this many keys; 0: the scheduler balances the work
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return True if a request's result must not depend on the batch.
+
+        All batches then run the same tiles.
+        """
+        return not self.split or self.kv_chunk > 0
+
+
+BALANCED = Cut()
 
 
 class Options(NamedTuple):
@@ -107,14 +125,18 @@ def make_plan(
         masks.token_pos_in_items_len, requests.kv_layout, requests.mask_mode(options), logits.window_left, 1.0,
         logits.rope_scale, logits.rope_theta, operators.variant,
     )  # fmt: skip
-    parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
+    same_calls = former is not None and _same_calls(former, requests, operators)
+    if former is not None and same_calls:
+        parameters = former.parameters
+    else:
+        parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
     rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
     window = max(logits.window_left, -1) + 1
-    kernels = index_of_kernels(operators.kernels)
+    kernels = NUMBERS_OF_KERNELS.get(operators.kernels, 0)
     sizes = as_shape((rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window))
     bound = None
     if isinstance(parameters, Parameters) and requests.given is None and not operators.profiler:
-        if former is not None and former.bound is not None and _same_calls(former, requests, operators):
+        if former is not None and former.bound is not None and same_calls:
             bound = former.bound
             bound.rebind(setting, lists, batch.rows, batch.kv_rows)
         else:
@@ -134,6 +156,25 @@ def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
         and before.masks is NO_MASKS
         and requests.masks is NO_MASKS
     )
+
+
+# Offsets that make all sizes distinct. torch would give equal sizes the same symbol.
+_OFFSET = 1 << 40
+_NOTHING = torch.empty(0, device="cpu")  # independent of the default device
+
+
+def as_shape(sizes: Sequence[int]) -> torch.Tensor:
+    """Return an empty tensor whose shape holds a plan's sizes, which a graph treats as symbolic.
+
+    Integers would become constants of the graph if a module or a global variable holds them.
+    """
+    shape = (0, *(_OFFSET * (number + 1) + size for number, size in enumerate(sizes)))
+    return _NOTHING.as_strided(shape, (0,) * len(shape))
+
+
+def from_shape(carrier: torch.Tensor) -> list[int]:
+    """Return the sizes that :func:`as_shape` stored."""
+    return [size - _OFFSET * (number + 1) for number, size in enumerate(carrier.shape[1:])]
 
 
 def refuse_copies(name: str) -> NoReturn:

@@ -11,7 +11,6 @@ import torch
 
 from .._ops.arguments import check_planned
 from ..jit.frozen import refuse_capture
-from .accepted import Cut
 from .arguments import CAUSAL, MULTI_ITEM, Logits, logits_of, variant_of
 from .bound import Bound
 from .engines import EngineContract
@@ -19,8 +18,8 @@ from .events import Events
 from .kernels import FEW_ROWS, Wanted, choose
 from .lists import Made, Shape
 from .masks import NO_MASKS, MaskTensors, masks_of
-from .operators import Operators, named
-from .plan import Extent, Options, Plan, Requests, make_plan
+from .operators import Operators, builtin_operators, named
+from .plan import Cut, Extent, Options, Plan, Requests, make_plan
 from .request import PlanRequest, bad_tables, near_tables, take_tables
 from .signature import HostTables
 from .streams import LastRun
@@ -49,7 +48,7 @@ class Planner(EngineContract):
         self._former: dict[Options, Plan] = {}  # the last plan of each options, whose calls the next one takes over
         self._bound: Bound | None = None  # the plan as its module holds it, for eager calls
         self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
-        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str]] | None = None
+        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str, int]] | None = None
 
     def _compile(self, request: PlanRequest) -> None:
         """Make the plan of a request. Write the caller's buffers last, when nothing can fail any more."""
@@ -119,7 +118,8 @@ class Planner(EngineContract):
 
     def _write(self, made: Made, requests: Requests, options: Options, extent: Extent, operators: Operators) -> Plan:
         """Copy lists to the device, over those of the last plan, after its runs."""
-        self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
+        if self.device.type == "cuda":
+            self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
         return self._with(requests, self._scheduler.write(made), extent, options, operators)
 
     def _with(self, requests: Requests, lists: Any, extent: Extent, options: Options, operators: Operators) -> Plan:
@@ -161,8 +161,8 @@ class Planner(EngineContract):
                 self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
                 options.causal if mode is None else mode, group,
             )  # fmt: skip
-            self._chosen = key, (wanted, self._kernels(backend, wanted, rows))
-        wanted, kernels = self._chosen[1]
+            self._chosen = key, (wanted, self._kernels(backend, wanted, rows), variant_of(logits))
+        wanted, kernels, variant = self._chosen[1]
         if self._custom is not None:
             return self._custom
         planned, bounds = self._planned, self._scheduler.bounds
@@ -173,9 +173,9 @@ class Planner(EngineContract):
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None
         try:
-            return self._events.operators(
-                self._family, self.device.type, dtypes, head_dims, variant_of(logits), kernels
-            )
+            events = self._events
+            select = builtin_operators if not events.wanted and events.attached is None else events.operators
+            return select(self._family, self.device.type, dtypes, head_dims, variant, kernels)
         except ValueError as err:
             raise named(f"{self._name}.plan", err) from None
 

@@ -12,7 +12,7 @@ from .accepted import check_hints, check_run
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache
 from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
-from .request import kind_of
+from .request import PlanRequest, kind_of
 from .scales import Scale
 from .signature import HostTables
 
@@ -172,12 +172,14 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             op, custom_mask, packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len,
             max_item_len_ptr, self._mask_buffers,
         )  # fmt: skip
-        check_hints(
-            op, indptr.numel() - 1, seq_lens, block_tables, max_token_per_sequence=max_token_per_sequence,
-            max_sequence_kv=max_sequence_kv,
-        )  # fmt: skip
+        if any(one is not None for one in (seq_lens, block_tables, max_token_per_sequence, max_sequence_kv)):
+            check_hints(
+                op, indptr.numel() - 1, seq_lens, block_tables, max_token_per_sequence=max_token_per_sequence,
+                max_sequence_kv=max_sequence_kv,
+            )  # fmt: skip
         tables = HostTables(queries, None, indptr, indices, last)
-        self._plan_prefill(kind, tables, _TABLES, self._paged_buffers, masks, non_blocking)
+        buffers = (self._qo_indptr_buf, *self._paged_buffers)
+        self._compile(PlanRequest(op, kind, tables, _TABLES, buffers, masks, non_blocking))
         if not self._use_cuda_graph:
             self._paged_kv_last_page_len_buf = last
 

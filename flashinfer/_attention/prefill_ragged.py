@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partialmethod
 from typing import Any
 
@@ -12,7 +13,7 @@ from .accepted import check_hints
 from .arguments import CAUSAL, NON_CAUSAL
 from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
-from .request import kind_of
+from .request import PlanRequest, kind_of
 from .scales import Scale
 from .signature import HostTables
 
@@ -103,12 +104,20 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             max_item_len_ptr, self._mask_buffers,
         )  # fmt: skip
         queries, keys = index_table(op, "qo_indptr", qo_indptr), index_table(op, "kv_indptr", kv_indptr)
-        check_hints(
-            op, keys.numel() - 1, seq_lens, None, max_token_per_sequence=max_token_per_sequence,
-            max_sequence_kv=max_sequence_kv,
-        )  # fmt: skip
-        names, buffers = ("kv_indptr", "", ""), (self._kv_indptr_buf, None, None)
-        self._plan_prefill(kind, HostTables(queries, None, keys), names, buffers, masks, non_blocking)
+        if any(one is not None for one in (seq_lens, max_token_per_sequence, max_sequence_kv)):
+            check_hints(
+                op, keys.numel() - 1, seq_lens, None, max_token_per_sequence=max_token_per_sequence,
+                max_sequence_kv=max_sequence_kv,
+            )  # fmt: skip
+        shape, run_shape = kind.shape, None
+        # No kernel has float64, which is there to check gradients in: planned like float32, run by differentiable().
+        is_wide = shape.dtype_q is torch.float64 and shape.dtype_kv is shape.dtype_o is torch.float64
+        if is_wide and self.device.type == "cpu" and self._custom is None:
+            narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
+            kind, run_shape = kind._replace(shape=narrow), shape
+        names, buffers = ("kv_indptr", "", ""), (self._qo_indptr_buf, self._kv_indptr_buf, None, None)
+        tables = HostTables(queries, None, keys)
+        self._compile(PlanRequest(op, kind, tables, names, buffers, masks, non_blocking, run_shape))
 
     begin_forward = plan
 

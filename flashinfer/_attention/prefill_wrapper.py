@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,12 +17,8 @@ from .accepted import check_backend
 from .arguments import rows_of
 from .backward import differentiable, refuse, results, wanted
 from .bound import Result
-from .masks import MaskRequest
-from .plan import check_inputs
-from .request import PlanKind, PlanRequest
+from .plan import check_inputs, from_shape
 from .scales import NO_SCALES, Scale
-from .signature import HostTables
-from .traced import from_shape
 from .wrapper import BatchWrapper
 
 
@@ -61,23 +56,6 @@ class BatchPrefill(BatchWrapper):
         if indptr is not None:
             indptr = self._graph_buffer("mask_indptr_buf", indptr)
         self._mask_buffers = self._custom_mask_buf, self._mask_indptr_buf = (mask, indptr)
-
-    def _plan_prefill(
-        self, kind: PlanKind, tables: HostTables, names: tuple[str, str, str], buffers: tuple[torch.Tensor | None, ...],
-        masks: MaskRequest, non_blocking: bool,
-    ) -> None:  # fmt: skip
-        """Make a plan of tables whose first is ``qo_indptr``. ``names`` and ``buffers`` are those of the others."""
-        shape, run_shape = kind.shape, None
-        # No kernel has float64, which is there to check gradients in: planned like float32, run by differentiable().
-        is_wide = shape.dtype_q is torch.float64 and shape.dtype_kv is shape.dtype_o is torch.float64
-        if is_wide and kind.page_size is None and self.device.type == "cpu" and self._custom is None:
-            narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
-            kind, run_shape = kind._replace(shape=narrow), shape
-        self._compile(
-            PlanRequest(
-                self._plan_op, kind, tables, names, (self._qo_indptr_buf, *buffers), masks, non_blocking, run_shape
-            )
-        )
 
     def _run_ragged(
         self,

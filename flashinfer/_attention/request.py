@@ -12,11 +12,11 @@ import torch
 
 from .._ops.indices import check_offsets
 from .._ops.numbers import positive
-from .accepted import Cut, cut_of
+from .accepted import cut_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .lists import Shape
 from .masks import MaskRequest
-from .plan import Options
+from .plan import Cut, Options
 from .signature import HostTables
 from .tables import Tables, check_batch_size, check_pages, on_host, refuse_graph
 

@@ -88,10 +88,6 @@ class Problem(NamedTuple):
         """Return the numbers that all plans of one captured graph share."""
         return self[:7]
 
-    def bytes_of(self, max_slots: int, slot_rows: int) -> int:
-        """Return the bytes of partial results: the output's columns, m and l, each float32."""
-        return max_slots * self.num_kv_heads * slot_rows * (self.head_dim_vo + 2) * 4
-
     def tensor(self) -> torch.Tensor:
         """Return the numbers as operators take them."""
         return torch.tensor(self, dtype=torch.int64, device="cpu")

@@ -34,7 +34,8 @@ def on_host(*tensors: torch.Tensor | None) -> list[Any]:
         CaptureError: a CUDA graph is being captured. Its replays would not repeat the copies of a plan.
     """
     refuse_graph()
-    refuse_capture("plan(): the host would read and write tables", "call it")
+    if torch.cuda.is_initialized():  # no graph is captured before
+        refuse_capture("plan(): the host would read and write tables", "call it")
     on_device = [x for x in tensors if x is not None and x.device.type != "cpu"]
     if not on_device:
         return list(tensors)

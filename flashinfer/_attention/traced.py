@@ -8,23 +8,14 @@ support those.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .._ops.declare import define_in_python
-from .kernels import kernels_for_archs
+from .kernels import KERNELS_BY_NUMBER
 from .operators import builtin_operators
 from .signature import Parameters, Setting, schema_of
-
-# Kernels of a plan. The index travels through the graph as a size. The portable kernels have index 0.
-_KERNELS = ("", *sorted({*kernels_for_archs("prefill"), *kernels_for_archs("decode")}))
-
-
-def index_of_kernels(kernels: str) -> int:
-    """Return the index of a plan's kernels for ``attend_planned``."""
-    return _KERNELS.index(kernels) if kernels in _KERNELS else 0
 
 
 def _attend_planned(
@@ -54,7 +45,7 @@ def _attend_planned(
         setting = setting._replace(float_workspace=torch.empty(size, dtype=torch.float32, device=q.device))
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[-1])
     operators = builtin_operators(
-        family, q.device.type, dtypes, head_dims, setting.variant, _KERNELS[kernels] or q.device.type
+        family, q.device.type, dtypes, head_dims, setting.variant, KERNELS_BY_NUMBER[kernels] or q.device.type
     )
     operators.run(q, k, v, out, lse, *setting, *parameters)
 
@@ -64,22 +55,3 @@ define_in_python(
     f" SymInt kv_rows, SymInt kernels, {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
     _attend_planned,
 )
-
-
-# Offsets that make all sizes distinct. torch would give equal sizes the same symbol.
-_OFFSET = 1 << 40
-_NOTHING = torch.empty(0, device="cpu")  # independent of the default device
-
-
-def as_shape(sizes: Sequence[int]) -> torch.Tensor:
-    """Return an empty tensor whose shape holds a plan's sizes, which a graph treats as symbolic.
-
-    Integers would become constants of the graph if a module or a global variable holds them.
-    """
-    shape = (0, *(_OFFSET * (number + 1) + size for number, size in enumerate(sizes)))
-    return _NOTHING.as_strided(shape, (0,) * len(shape))
-
-
-def from_shape(carrier: torch.Tensor) -> list[int]:
-    """Return the sizes that :func:`as_shape` stored."""
-    return [size - _OFFSET * (number + 1) for number, size in enumerate(carrier.shape[1:])]

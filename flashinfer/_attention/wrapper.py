@@ -27,12 +27,11 @@ from .bound import Result
 from .events import Events
 from .lists import Scheduler
 from .operators import call, custom_operators
-from .plan import Plan, check_inputs, refuse_copies, results_of
+from .plan import Plan, check_inputs, from_shape, refuse_copies, results_of
 from .planner import Planner
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import Parameters, Setting
 from .streams import LastRun
-from .traced import from_shape
 
 
 class BatchWrapper(Planner):

@@ -33,7 +33,8 @@ def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32)
         raise type_error(op, name, x.dtype, f"{dtype} or other integers")
     if x.dim() != 1:
         raise value_error(op, name, f"shape {list(x.shape)}", "a vector")
-    check_not_meta(op, name, x)
+    if x.is_meta:
+        check_not_meta(op, name, x)
     return narrowed(op, name, x, dtype).contiguous()
 
 

@@ -13,8 +13,8 @@ import torch
 
 import flashinfer
 from flashinfer._attention import equal_batch as _attend_batch  # noqa: F401 - its operator
+from flashinfer._attention.plan import from_shape
 from flashinfer._attention.signature import Parameters, Setting
-from flashinfer._attention.traced import from_shape
 from tests.support.attention_oracle import indptr_of, int32, workspace
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 64, 8

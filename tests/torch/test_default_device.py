@@ -167,7 +167,7 @@ PROGRAM = """
 import torch
 torch.set_default_device("meta")
 import flashinfer
-from flashinfer._attention.traced import as_shape
+from flashinfer._attention.plan import as_shape
 with torch.device("cpu"):
     indptr, q = torch.tensor([0, 3, 8], dtype=torch.int32), torch.randn(8, 2, 64)
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(torch.empty(1 << 20, dtype=torch.uint8))
