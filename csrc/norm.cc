@@ -1,5 +1,6 @@
 // Operators of the norm family.
 #include "binding/binding.h"
+#include "norm/inputs.h"
 
 #include <flashinfer/common/norm.h>
 
@@ -8,37 +9,32 @@
 namespace flashinfer::binding {
 namespace {
 
-// kGemma adds 1 to the weight.
+// kGemma adds 1 to the weight. With `residual`, write the normalised sum to `out` and the sum itself to `residual`.
 template <bool kGemma>
-void rmsnorm_into(const Tensor& out, const Tensor& input, const Tensor& weight, double eps,
-                  const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
-  const Check check(kGemma ? "gemma_rmsnorm" : "rmsnorm");
-  const View x(input, "input"), w(weight, "weight"), y(out, "out");
-  check.rank(x, 1, 16);
-  check.trainable(x);
-  check.shape(w, {x.size(-1)});
-  check.same_shape(y, x);
-  for (const View* arg : {&w, &y}) {
-    check.same_dtype(*arg, x);
-    check.same_device(*arg, x);
-  }
-  for (const View* arg : {&x, &w, &y}) check.last_contiguous(*arg), check.aligned(*arg);
-  check.writable(y);
-  check.no_overlap(y, x, true);
-  check.no_overlap(y, w, false);
+void normalize(const Check& check, const Tensor& out, const Tensor& input, const Tensor* residual, const Tensor& weight,
+               double eps, const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
+  const RmsNormArguments<false> args(check, out, input, residual, weight);
+  const View &x = args.x, &r = args.r, &y = args.y;
   const RmsNormParams params{.input = x.data,
-                             .residual = nullptr,
-                             .weight = w.data,
+                             .residual = residual ? r.data : nullptr,
+                             .weight = args.w.data,
                              .output = y.data,
                              .input_rows = check.rows(x),
-                             .residual_rows = {},
+                             .residual_rows = residual ? check.rows(r) : Rows{},
                              .output_rows = check.rows(y),
-                             .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                             .num_rows = args.num_rows,
                              .hidden_size = x.size(-1),
                              .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
                              .weight_offset = kGemma ? 1.0f : 0.0f,
                              .dtype = x.dtype};
   rms_norm(params, OnDevice(x, enable_pdl));
+}
+
+template <bool kGemma>
+void rmsnorm_into(const Tensor& out, const Tensor& input, const Tensor& weight, double eps,
+                  const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
+  normalize<kGemma>(Check(kGemma ? "gemma_rmsnorm" : "rmsnorm"), out, input, nullptr, weight, eps, eps_tensor,
+                    enable_pdl);
 }
 
 template <bool kGemma>
@@ -60,40 +56,11 @@ Tensor rmsnorm(const Tensor& input, const Tensor& weight, double eps, std::optio
   return rmsnorm_autograd<kGemma>(input, weight, eps, std::nullopt, enable_pdl);
 }
 
-// Write the normalised sum to `out` and the sum itself to `residual`.
 template <bool kGemma>
 void fused_add_rmsnorm_into(const Tensor& out, const Tensor& input, const Tensor& residual, const Tensor& weight,
                             double eps, const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
-  const Check check(kGemma ? "gemma_fused_add_rmsnorm" : "fused_add_rmsnorm");
-  const View x(input, "input"), r(residual, "residual"), w(weight, "weight");
-  const View y = &out == &input ? x : View(out, "out");
-  check.rank(x, 1, 16);
-  check.trainable(x);
-  check.shape(w, {x.size(-1)});
-  check.same_shape(r, x);
-  for (const View* arg : {&r, &w}) {
-    check.same_dtype(*arg, x);
-    check.same_device(*arg, x);
-  }
-  for (const View* arg : {&x, &r, &w}) check.last_contiguous(*arg), check.aligned(*arg);
-  for (const View* arg : {&y, &r}) {
-    check.writable(*arg);
-    check.no_overlap(*arg, w, false);
-  }
-  check.no_overlap(x, r, false);
-  const RmsNormParams params{.input = x.data,
-                             .residual = r.data,
-                             .weight = w.data,
-                             .output = y.data,
-                             .input_rows = check.rows(x),
-                             .residual_rows = check.rows(r),
-                             .output_rows = check.rows(y),
-                             .num_rows = x.numel ? x.numel / x.size(-1) : 0,
-                             .hidden_size = x.size(-1),
-                             .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
-                             .weight_offset = kGemma ? 1.0f : 0.0f,
-                             .dtype = x.dtype};
-  rms_norm(params, OnDevice(x, enable_pdl));
+  normalize<kGemma>(Check(kGemma ? "gemma_fused_add_rmsnorm" : "fused_add_rmsnorm"), out, input, &residual, weight, eps,
+                    eps_tensor, enable_pdl);
 }
 
 template <bool kGemma>
@@ -115,28 +82,15 @@ std::tuple<Tensor, Tensor> fused_add_rmsnorm_autograd(const Tensor& input, const
 void layernorm_into(const Tensor& out, const Tensor& input, const Tensor& gemma, const Tensor& beta, double eps,
                     const std::optional<Tensor>& eps_tensor) {
   const Check check("layernorm");
-  const View x(input, "input"), g(gemma, "gemma"), b(beta, "beta"), y(out, "out");
-  check.rank(x, 1, 16);
-  check.trainable(x);
-  check.dtype(g, {DType::kFloat32, x.dtype});
-  check.same_dtype(b, g);
-  check.same_dtype(y, x);
-  check.same_shape(y, x);
-  for (const View* arg : {&g, &b}) {
-    check.shape(*arg, {x.size(-1)});
-    check.no_overlap(y, *arg, false);
-  }
-  for (const View* arg : {&g, &b, &y}) check.same_device(*arg, x);
-  for (const View* arg : {&x, &g, &b, &y}) check.last_contiguous(*arg), check.aligned(*arg);
-  check.writable(y);
-  check.no_overlap(y, x, true);
+  const LayerNormArguments<false> args(check, out, input, gemma, beta);
+  const View &x = args.x, &g = args.g, &y = args.y;
   const LayerNormParams params{.input = x.data,
                                .gamma = g.data,
-                               .beta = b.data,
+                               .beta = args.b.data,
                                .output = y.data,
                                .input_rows = check.rows(x),
                                .output_rows = check.rows(y),
-                               .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                               .num_rows = args.num_rows,
                                .hidden_size = x.size(-1),
                                .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
                                .dtype = x.dtype,

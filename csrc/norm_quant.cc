@@ -1,6 +1,7 @@
 // Operators of the norm_quant family.
 #include "binding/binding.h"
 #include "binding/quant_scale.h"
+#include "norm/inputs.h"
 
 #include <flashinfer/common/norm_quant.h>
 
@@ -10,31 +11,16 @@ namespace {
 void normalize(const Check& check, const Tensor& out, const Tensor& input, const Tensor* residual, const Tensor& weight,
                double scale, const std::optional<Tensor>& scale_tensor, double eps,
                const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
-  const View x(input, "input"), w(weight, "weight"), y(out, "out");
-  const View r = residual ? View(*residual, "residual") : x;
-  check.rank(x, 1, 16);
-  check.floating(x);
-  check.shape(w, {x.size(-1)});
-  check.dtype(y, {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
-  for (const View* arg : {&r, &y}) check.same_shape(*arg, x);
-  for (const View* arg : {&r, &w}) check.same_dtype(*arg, x);
-  for (const View* arg : {&r, &w, &y}) check.same_device(*arg, x);
-  for (const View* arg : {&x, &r, &w, &y}) check.last_contiguous(*arg), check.aligned(*arg);
-  check.writable(y);
-  for (const View* arg : {&x, &r, &w}) check.no_overlap(y, *arg, false);
-  if (residual) {
-    check.writable(r);
-    check.no_overlap(x, r, false);
-    check.no_overlap(r, w, false);
-  }
+  const RmsNormArguments<true> args(check, out, input, residual, weight);
+  const View &x = args.x, &r = args.r, &y = args.y;
   const RmsNormQuantParams params{.input = x.data,
                                   .residual = residual ? r.data : nullptr,
-                                  .weight = w.data,
+                                  .weight = args.w.data,
                                   .output = y.data,
                                   .input_rows = check.rows(x),
                                   .residual_rows = residual ? check.rows(r) : Rows{},
                                   .output_rows = check.rows(y),
-                                  .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                                  .num_rows = args.num_rows,
                                   .hidden_size = x.size(-1),
                                   .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
                                   .scale = quant_scale(check, scale, scale_tensor, "scale", x),
@@ -59,25 +45,15 @@ void fused_add_rmsnorm_quant(const Tensor& out, const Tensor& input, const Tenso
 void layernorm_quant(const Tensor& out, const Tensor& input, const Tensor& gemma, const Tensor& beta, double scale,
                      const std::optional<Tensor>& scale_tensor, double eps, const std::optional<Tensor>& eps_tensor) {
   const Check check("layernorm_quant");
-  const View x(input, "input"), g(gemma, "gemma"), b(beta, "beta"), y(out, "out");
-  check.rank(x, 1, 16);
-  check.floating(x);
-  check.dtype(g, {DType::kFloat32, x.dtype});
-  check.same_dtype(b, g);
-  check.dtype(y, {DType::kFloat8E4M3, DType::kFloat8E5M2, DType::kInt8});
-  check.same_shape(y, x);
-  for (const View* arg : {&g, &b}) check.shape(*arg, {x.size(-1)});
-  for (const View* arg : {&g, &b, &y}) check.same_device(*arg, x);
-  for (const View* arg : {&x, &g, &b, &y}) check.last_contiguous(*arg), check.aligned(*arg);
-  check.writable(y);
-  for (const View* arg : {&x, &g, &b}) check.no_overlap(y, *arg, false);
+  const LayerNormArguments<true> args(check, out, input, gemma, beta);
+  const View &x = args.x, &g = args.g, &y = args.y;
   const LayerNormQuantParams params{.input = x.data,
                                     .gamma = g.data,
-                                    .beta = b.data,
+                                    .beta = args.b.data,
                                     .output = y.data,
                                     .input_rows = check.rows(x),
                                     .output_rows = check.rows(y),
-                                    .num_rows = x.numel ? x.numel / x.size(-1) : 0,
+                                    .num_rows = args.num_rows,
                                     .hidden_size = x.size(-1),
                                     .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
                                     .scale = quant_scale(check, scale, scale_tensor, "scale", x),
