@@ -100,14 +100,14 @@ __device__ __forceinline__ constexpr bool is_compiled() {
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   return Shape::kLoaders > 0;
 #else
-  return !Shape::kHopper;
+  return !Shape::kWgmma;
 #endif
 }
 
 template <typename Shape, bool kBackwards, typename Scan, typename Stage>
 __device__ __forceinline__ void scan_chunks(const Scan& scan, Stage* stages, const void* from, void* to) {
   if constexpr (is_compiled<Shape>()) {
-    if constexpr (Shape::kHopper) {
+    if constexpr (Shape::kWgmma) {
       scan_on_warpgroups<Shape, kBackwards>(scan, stages, from, to);
     } else {
       scan_on_warps<Shape, kBackwards>(scan, stages, from, to);

@@ -286,7 +286,7 @@ struct DeltaScan {
     for (int m = 0; m < kSteps; ++m) {
       uint32_t four[4];
       fill(four, m);
-      if constexpr (Shape::kHopper && Shape::kColumns == 64) {
+      if constexpr (Shape::kWgmma && Shape::kColumns == 64) {
         const uint32_t row = Rows::row(start, 16 * m + lane / 16 * 8 + lane % 8);
         ptx::stmatrix_x4_trans(Rows::chunk(row, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
       } else {

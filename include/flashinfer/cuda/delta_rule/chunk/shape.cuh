@@ -20,7 +20,7 @@ struct DeltaWarpShape {
   using Terms = DeltaScanTerms;
   using ChunkTerms = std::conditional_t<kChannels, DeltaChannelTerms<kKeys_>, DeltaTerms>;  // of a chunk and value head
   using TermsOfZ = Terms;                                                                   // for scans without P
-  static constexpr bool kHopper = false;
+  static constexpr bool kWgmma = false;
   static constexpr int kAlign = 128;  // of a tile
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
   static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
@@ -40,7 +40,7 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   static constexpr int kPartTokens = kDeltaChunk;
   using Terms = DeltaTileTerms<DeltaTileMatrices>;
   using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
-  static constexpr bool kHopper = true;
+  static constexpr bool kWgmma = true;
   static constexpr int kAlign = 1024;
   static constexpr int kCtasPerSm = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
   // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take another.

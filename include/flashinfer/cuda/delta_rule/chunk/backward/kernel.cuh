@@ -13,15 +13,15 @@
 namespace flashinfer::cuda {
 
 // With kParts > 1 there are kParts * kKeys keys, computed part by part.
-template <typename T_, int kKeys_, bool kHopper_, int kParts_ = 1>
+template <typename T_, int kKeys_, bool kWgmma_, int kParts_ = 1>
 struct DeltaGradientShape {
   using T = T_;
-  using Products = std::conditional_t<kHopper_, DeltaWarpgroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
-  static constexpr bool kHopper = kHopper_;
+  using Products = std::conditional_t<kWgmma_, DeltaWarpgroupGradients<T, kKeys_>, DeltaWarpGradients<T, kKeys_>>;
+  static constexpr bool kWgmma = kWgmma_;
   static constexpr int kParts = kParts_;
   static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
   // Stages of rows of k and q, one per chunk and key part.
-  static constexpr int kChunks = !kHopper ? (kParts > 1 ? 2 : 1) : kKeys <= 64 ? 3 : 2;
+  static constexpr int kChunks = !kWgmma ? (kParts > 1 ? 2 : 1) : kKeys <= 64 ? 3 : 2;
   static constexpr int kHeads = kChunks == 3 ? 3 : 2;  // stages of factors, one per value head
 };
 
@@ -213,15 +213,15 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     delta_gradients_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr bool kCompiled = Shape::kHopper;
+  constexpr bool kCompiled = Shape::kWgmma;
 #else
-  constexpr bool kCompiled = !Shape::kHopper;
+  constexpr bool kCompiled = !Shape::kWgmma;
 #endif
   if constexpr (kCompiled) {
     extern __shared__ __align__(1024) unsigned char memory[];
     using Gradients = DeltaGradients<Shape>;
     auto& shared = *reinterpret_cast<typename Gradients::Shared*>(memory);
-    static_assert(sizeof(shared) <= (Shape::kHopper ? 227 : 163) * 1024, "fits the smem of 9.0 or of 8.0");
+    static_assert(sizeof(shared) <= (Shape::kWgmma ? 227 : 163) * 1024, "fits the smem of 9.0 or of 8.0");
     wait_for_inputs();
     const DeltaRuleInputs& in = p.in;
     // Values that are equal in all threads are in smem, because sums need the registers.

@@ -41,17 +41,17 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   launch_delta_prepare<T, kKeys>(p.in, DeltaBackwardWorkspace(p.in, kKeys, chunks, p.workspace).terms, where);
   with_scan_shape<T, kKeys>(p.in, where, [&](auto shape) {
     using Shape = decltype(shape);
-    if constexpr (Shape::kLoaders > 0 && !Shape::kHopper) {
+    if constexpr (Shape::kLoaders > 0 && !Shape::kWgmma) {
       if (launch_delta_split_scans<DeltaSplitScans<T, kKeys>>(p, chunks, where)) return;
     }
-    static_assert(Shape::kHopper || kBothScansBytes<Shape> <= kChunkSharedBytes);
+    static_assert(Shape::kWgmma || kBothScansBytes<Shape> <= kChunkSharedBytes);
     launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                                       kBothScansBytes<Shape>, where, p, chunks);
   });
   const int64_t items = chunks * p.in.num_heads;
   const auto launch_shape = [&](auto shape, int64_t blocks) {
     using Shape = decltype(shape);
-    static_assert(Shape::kHopper || sizeof(DeltaGradientsShared<Shape>) <= kChunkSharedBytes);
+    static_assert(Shape::kWgmma || sizeof(DeltaGradientsShared<Shape>) <= kChunkSharedBytes);
     launch_chunks<delta_gradients_kernel<Shape>>(blocks, Shape::kThreads, sizeof(DeltaGradientsShared<Shape>), where, p,
                                                  chunks);
   };
@@ -75,10 +75,10 @@ void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Lau
   const auto run = [&](auto shape, auto gradients, int64_t blocks) {
     using Shape = decltype(shape);
     using Gradients = decltype(gradients);
-    static_assert(Shape::kHopper || kBothScansBytes<Shape> <= kChunkSharedBytes);
+    static_assert(Shape::kWgmma || kBothScansBytes<Shape> <= kChunkSharedBytes);
     launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                                       kBothScansBytes<Shape>, where, p, chunks);
-    static_assert(Gradients::kHopper || sizeof(DeltaGradientsShared<Gradients>) <= kChunkSharedBytes);
+    static_assert(Gradients::kWgmma || sizeof(DeltaGradientsShared<Gradients>) <= kChunkSharedBytes);
     launch_chunks<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads,
                                                      sizeof(DeltaGradientsShared<Gradients>), where, p, chunks);
   };
@@ -98,7 +98,7 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
   launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
   const auto scan = [&](auto shape) {
     using Shape = decltype(shape);
-    static_assert(Shape::kHopper || kBothScansBytes<Shape> <= kChunkSharedBytes);
+    static_assert(Shape::kWgmma || kBothScansBytes<Shape> <= kChunkSharedBytes);
     launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
                                                       kBothScansBytes<Shape>, where, p, chunks);
   };

@@ -49,7 +49,7 @@ struct DeltaResidualStaging : DeltaStateStaging<Shape> {
 
 // Bytes of smem after the stages: staging blocks of all warps, then the exchange buffer for sums of key parts.
 template <typename Shape, typename Staging>
-constexpr int kDeltaStagingBytes = Shape::kHopper ? Shape::kWarps * static_cast<int>(sizeof(Staging)) : 0;
+constexpr int kDeltaStagingBytes = Shape::kWgmma ? Shape::kWarps * static_cast<int>(sizeof(Staging)) : 0;
 template <typename Shape, typename Staging>
 constexpr int kDeltaTailBytes =
     kDeltaStagingBytes<Shape, Staging> + (Shape::kParts > 1 ? static_cast<int>(sizeof(DeltaPartSums<Shape>)) : 0);
@@ -100,7 +100,7 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
     const bool inside = strip < space.strips;
     this->pack_state(a, state);
     char* const states = space.states + index * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
-    if constexpr (Shape::kHopper) {
+    if constexpr (Shape::kWgmma) {
       Products::read(r, a, this->key_part(stage.k));
       this->template store_blocks<1>(states, staging->state, a, inside);
     } else {
@@ -121,7 +121,7 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
     this->pack_scaled(left, r, terms.write);
     char* const to = space.residuals + index * space.residual_bytes + strip * sizeof(staging->r);
     const bool first = inside && this->part == 0;
-    if constexpr (Shape::kHopper) {
+    if constexpr (Shape::kWgmma) {
       Products::write(state, left, this->key_part(stage.written()));
       this->template store_blocks<1>(to, staging->r, residuals, first);
     } else {
@@ -182,7 +182,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     this->load_values(grad, stage.grad);
     this->pack_state(a, state);
     char* const grads = space.grads + index * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
-    if constexpr (Shape::kHopper) {
+    if constexpr (Shape::kWgmma) {
       Products::read(du, a, this->key_part(stage.written()));
       Products::template multiply<false, true>(output_terms, grad, terms.p);
       this->template store_blocks<0>(grads, staging->state, a, inside);

@@ -14,7 +14,7 @@ template <typename T_, int kKeys_>
 struct DeltaChannelGradientShape {
   using T = T_;
   using Products = DeltaWarpGradients<T, kKeys_>;
-  static constexpr bool kHopper = false;
+  static constexpr bool kWgmma = false;
   static constexpr int kParts = 1;
   static constexpr int kKeys = kKeys_, kThreads = 256, kSlice = 64;  // columns at a time
 };

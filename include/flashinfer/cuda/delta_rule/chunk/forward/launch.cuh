@@ -42,7 +42,7 @@ void launch_chunks(int64_t blocks, int threads, int64_t shared_bytes, const Laun
 }
 template <auto kKernel, typename Shape, typename Stage, typename... Args>
 void launch_scan(const DeltaRuleInputs& in, const Launch& where, const Args&... args) {
-  static_assert(Shape::kHopper || kScanBytes<Shape, Stage> <= kChunkSharedBytes);
+  static_assert(Shape::kWgmma || kScanBytes<Shape, Stage> <= kChunkSharedBytes);
   launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kScanBytes<Shape, Stage>, where, args...);
 }
 
@@ -114,12 +114,12 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
     using Shape = decltype(shape);
     using Warpgroups = DeltaSplitWarpgroupShape<T, kKeys>;
     // With few columns and few keys, mma.sync is faster than wgmma.
-    const bool on_warpgroups = Shape::kHopper || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
+    const bool on_warpgroups = Shape::kWgmma || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
     const int64_t preparing = on_warpgroups ? delta_preparing_blocks<Warpgroups>(p.in, where) : 0;
     if (preparing == 0) launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
     if (on_warpgroups) {
       launch_delta_split_warpgroups<Warpgroups>(p, preparing, where);
-    } else if constexpr (!Shape::kHopper) {
+    } else if constexpr (!Shape::kWgmma) {
       if constexpr (Shape::kLoaders > 0) {
         if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
       }
