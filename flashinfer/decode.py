@@ -85,8 +85,7 @@ def single_decode_with_kv_cache(
             float32.
         k, v: ``[kv_len, num_kv_heads, head_dim]`` (NHD) or ``[num_kv_heads, kv_len, head_dim]`` (HND). Both
             have one dtype: ``q``'s, float8_e4m3fn or float8_e5m2. ``num_kv_heads`` divides ``num_qo_heads``.
-                Strides are free; tensors that
-            kernels cannot read are copied.
+            Strides are free; tensors that kernels cannot read are copied.
         kv_layout: ``"NHD"`` or ``"HND"``.
         pos_encoding_mode: ``"NONE"``, ``"ROPE_LLAMA"`` (rotates halves of ``q`` and ``k``) or ``"ALIBI"``
             (adds slope * distance to a logit).

@@ -257,9 +257,8 @@ def group_gemm_fp8_nt_groupwise(
         b_scale: ``[e, ...]``, for each matrix as for :func:`gemm_fp8_nt_groupwise`.
         m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to
             ``m_indptr[i + 1]``.
-            On CUDA no table is an error: groups end at the last row of ``a``, a negative range is empty, and
-                a row of
-            two groups has the product of either.
+            On CUDA the table is not checked: groups end at the last row of ``a``, and a negative range is empty.
+            A row in two groups has the product of either.
         scale_granularity_mnk, scale_major_mode, mma_sm, out_dtype: as for :func:`gemm_fp8_nt_groupwise`.
         out: ``[m, n]``. Only rows of groups are written; a new one has zeros in the others.
 

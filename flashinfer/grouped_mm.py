@@ -25,9 +25,8 @@ def grouped_mm_bf16(
         b: ``[e, n, k]``, same dtype; row-major or column-major matrices.
         m_indptr: ``[e + 1]``, int32 or int64 on the device: group i has the rows ``m_indptr[i]`` to
             ``m_indptr[i + 1]``.
-            On CUDA no table is an error: groups end at the last row of ``a``, a negative range is empty, and
-                a row of
-            two groups has the product of either.
+            On CUDA the table is not checked: groups end at the last row of ``a``, and a negative range is empty.
+            A row in two groups has the product of either.
         out: ``[m, n]``. Only rows of groups are written; a new one has zeros in the others.
         out_dtype: dtype of the result and of ``out``.
 

@@ -1,8 +1,7 @@
 """Gradients of attention: the operators, and the functions that make a call differentiable.
 
-The forward pass is that of inference. An operator after it connects its result to the gradients, which
-recompute ``P``
-from the lse: ``dV = P^T dO``, ``dS = P * (dO V^T - delta)``, ``dQ = dS K``, ``dK = dS^T Q``,
+The forward pass is the same as in inference. An operator after it connects its result to the gradients, which
+recompute ``P`` from the lse: ``dV = P^T dO``, ``dS = P * (dO V^T - delta)``, ``dQ = dS K``, ``dK = dS^T Q``,
 ``delta = rowsum(dO * O) - d(lse) / ln 2``.
 
 Source: Dao: FlashAttention-2, 2023.

@@ -28,32 +28,24 @@ _MODES = tuple(POS_ENCODINGS)
 class EngineContract:
     """Names of the wrappers that engines rely on.
 
-    ===================================
-    ============================================================================ ``_window_left``,
-          options of the last ``plan()`` or ``forward()``, read-only: window, cap ``_logits_soft_cap``,
-                 (0.0: no cap) and scale of the logits, the causal flag of prefill, the name
-    ``_sm_scale``, ``_causal``,         of the position encoding, scale and theta of RoPE. A plan overwrites
-    ``_pos_encoding_mode``,             assignments to them.
-    ``_rope_scale``, ``_rope_theta``
-    ``_paged_kv_indptr_buf``,           with CUDA graphs: the buffers, which engines write between replays.
-        Without:
-    ``_paged_kv_indices_buf``,          the last plan's tables, which engines may replace before
-    ``_cached_module.plan`` ``_paged_kv_last_page_len_buf``
-    ``_qo_indptr_buf``,                 buffers of a CUDA graph, ``None`` without
-    ``_custom_mask_buf``,
-    ``_mask_indptr_buf``
-    ``_float_workspace_buffer``,        workspaces. ``_int_workspace_buffer`` may be set before a plan.
-    Wrappers may ``_int_workspace_buffer``           share one. Plan again before a run if another wrapper has
-    planned since. ``_pin_memory_int_workspace_buffer`` empty, because each plan allocates its pinned memory
-    ``_fixed_batch_size``               requests of a CUDA graph, 0 without
-    ``_max_total_num_rows``             the most queries of a captured CUDA graph, ``None`` before the first
-    plan ``_kv_lens_buffer``                 lengths of keys of the last plan, on the device
-    ``_backend``                        ``"auto"``, ``"fa2"`` or ``"fa3"``; may be set before a plan
-    ``_jit_module``                     operators of ``jit_args``, or ``None``
-    ``_plan_info``                      numbers of the last plan, with an internal meaning
-    ``_cached_module``                  :class:`CachedModule` with ``plan()``, ``None`` before the first plan
-    ===================================
-    ============================================================================
+    Attributes:
+        _window_left, _logits_soft_cap, _sm_scale, _causal, _pos_encoding_mode, _rope_scale, _rope_theta: options of the
+            last ``plan()`` or ``forward()``. A cap of 0.0 means no cap. A plan overwrites assignments.
+        _paged_kv_indptr_buf, _paged_kv_indices_buf, _paged_kv_last_page_len_buf: with CUDA graphs the buffers, which
+            engines write between replays. Without, the tables of the last plan, which engines may replace before
+            ``_cached_module.plan``.
+        _qo_indptr_buf, _custom_mask_buf, _mask_indptr_buf: buffers of a CUDA graph, ``None`` without.
+        _float_workspace_buffer: workspace of partial states.
+        _int_workspace_buffer: workspace of plans. It may be set before a plan, and wrappers may share one. If another
+            wrapper has planned since, plan again before a run.
+        _pin_memory_int_workspace_buffer: empty, because each plan allocates its pinned memory.
+        _fixed_batch_size: requests of a CUDA graph, 0 without.
+        _max_total_num_rows: largest number of queries of a captured CUDA graph, ``None`` before the first plan.
+        _kv_lens_buffer: lengths of keys of the last plan, on the device.
+        _backend: ``"auto"``, ``"fa2"`` or ``"fa3"``. It may be set before a plan.
+        _jit_module: operators of ``jit_args``, or ``None``.
+        _plan_info: numbers of the last plan, with an internal meaning.
+        _cached_module: :class:`CachedModule` with ``plan()``, ``None`` before the first plan.
     """
 
     _window_left: int = -1

@@ -1,9 +1,8 @@
 """Attention of a batch of equally long requests: one launch, no plan, any masks.
 
-The kernel sees one request that has the heads of the whole batch: query head ``b * num_qo_heads + h`` reads
-    key head
-``b * num_kv_heads + h // group``. If requests have different masks, a table says where each mask begins.
-Everything depends only on shapes. The host reads nothing, so a CUDA graph can capture a call.
+The kernel sees one request that has the heads of the whole batch. Query head ``b * num_qo_heads + h`` reads key head
+``b * num_kv_heads + h // group``. If requests have different masks, a table has the offset of each mask. A call depends
+on shapes only. The host reads no tensor, so a CUDA graph can capture the call.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def multi_item(
 ) -> MultiItem | None:
     """Return the checked arguments, or ``None`` if all tables are ``None``.
 
-    Of a single request each table may be one number. Each request's positions are filled up with zeros to
-    their length, and those at the end of the last request need not be given.
+    A table of a single request may be one number. Positions of each request are padded with zeros to
+    ``token_pos_in_items_len``. The last request may omit the zeros.
     """
     if prefix_len_ptr is token_pos_in_items_ptr is max_item_len_ptr is None:
         return None
@@ -140,7 +140,7 @@ class MaskRequest:
 
     @property
     def mode(self) -> int | None:
-        """Return the mask mode that is asked for, ``None`` for none beyond causal."""
+        """Return the requested mask mode, or ``None`` if only the causal mask applies."""
         if self.items is not None:
             return MULTI_ITEM
         return None if self.custom_mask is None and self.packed_custom_mask is None else CUSTOM
@@ -163,7 +163,7 @@ def mask_request(
     max_item_len_ptr: object,
     buffers: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> MaskRequest:
-    """Return the checked arguments of those names. ``buffers``: of a captured graph."""
+    """Return the checked arguments. ``buffers``: those of a captured graph for masks."""
     items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
     if custom_mask is None and packed_custom_mask is None and items is None:
         return NO_MASK_REQUEST
@@ -173,7 +173,7 @@ def mask_request(
 def masks_of(
     tables: Tables, batch: Batch, wanted: MaskRequest, prefix_len: torch.Tensor | None, use_cuda_graph: bool
 ) -> MaskTensors:
-    """Masks of a batch, on their way to the device; ``prefix_len`` is on the host."""
+    """Return the masks of a batch on the device. ``prefix_len`` is on the host."""
     assert batch.qo_indptr is not None
     qo_indptr, kv_lens, items, buffers = batch.qo_indptr, batch.kv_lens, wanted.items, wanted.buffers
     custom_mask, packed_custom_mask = wanted.custom_mask, wanted.packed_custom_mask

@@ -99,7 +99,7 @@ def custom_operators(spec: JitSpec) -> Operators:
 
 def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
     with_fakes(namespace, _FAKES)
-    run, plan = namespace.run.default, namespace.plan.default._op  # of the latter dynamo knows nothing: it is no node
+    run, plan = namespace.run.default, namespace.plan.default._op  # Dynamo does not trace the inner operator
     return Operators(run, plan, namespace, variant, custom, namespace.name)
 
 
@@ -162,5 +162,5 @@ def call(op: str, run: Callable[..., None], *args: Any) -> None:
 def operators_of_module(op: str, jit_module: Any) -> Operators:
     """Return the operators of a custom variant from the result of ``JitSpec.build_and_load()``."""
     if not (hasattr(jit_module, "run") and hasattr(jit_module, "plan")):
-        raise TypeError(f"{op}: jit_module: got {type(jit_module).__name__}, wanted what build_and_load() returns")
+        raise TypeError(f"{op}: jit_module: got {type(jit_module).__name__}, wanted the result of build_and_load()")
     return _operators(jit_module, 0, custom=True)

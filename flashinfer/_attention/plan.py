@@ -1,4 +1,4 @@
-"""Plans: the lists of a batch, options that may differ from one run of them to the next, and what a run may bring."""
+"""Plans: lists of a batch, options of its runs, and checks of the arguments of a run."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ BALANCED = Cut()
 
 
 class Options(NamedTuple):
-    """Options that a run may have otherwise than the run before: arguments of the kernels."""
+    """Options that may change between runs of one plan. They are arguments of the kernels."""
 
     logits: Logits
-    causal: int  # CAUSAL or NON_CAUSAL; means nothing where there is another mask
+    causal: int  # CAUSAL or NON_CAUSAL; ignored if there is another mask
 
 
 class Extent(NamedTuple):
-    """Keys in the lists of a plan: at least those that the queries of a run see."""
+    """Keys in the lists of a plan. A run may see fewer."""
 
     causal: bool
     window_left: int  # -1: all
@@ -58,7 +58,7 @@ class Extent(NamedTuple):
         return self.window_left < 0 or 0 <= other.window_left <= self.window_left
 
     def joined(self, other: Extent) -> Extent:
-        """One that holds both."""
+        """Return the smallest extent that holds both."""
         windows = self.window_left, other.window_left
         return Extent(self.causal and other.causal, -1 if min(windows) < 0 else max(windows))
 
@@ -71,7 +71,7 @@ class Requests(NamedTuple):
     masks: MaskTensors
     page_size: int | None  # None: ragged keys
     kv_layout: int
-    given: Shape | None = None  # what is run where kernels do not have its dtypes: float64, to check gradients in
+    given: Shape | None = None  # float64 shape of the run, for gradient checks without a kernel
     cut: Cut = BALANCED
 
     def mask_mode(self, options: Options) -> int:
@@ -90,13 +90,13 @@ class Plan(NamedTuple):
     options: Options
     operators: Operators
     setting: Setting
-    parameters: Parameters | tuple[()]  # none where a run brings those of a user's variant
-    sizes: torch.Tensor  # rows, kv_rows, kernels, what of the setting is a size, and window_left, for graphs
+    parameters: Parameters | tuple[()]  # empty for a custom variant: run() passes them
+    sizes: torch.Tensor  # for graphs: rows, kv_rows, kernels, sizes of the setting, window_left
     bound: Bound | None  # for eager calls
 
     @property
     def shape(self) -> Shape:
-        """The shape of what is run."""
+        """Return the shape of the runs."""
         return self.requests.given or self.requests.shape
 
     @property
@@ -115,8 +115,8 @@ def make_plan(
     """Join lists of work with the options of a plan.
 
     Args:
-        former: the last plan with these options. Its calls are taken over if they differ in tables only.
-        graph_rows: queries of the captured graph that serves all plans, to which each of them is compared.
+        former: the last plan with these options. Its bound calls are reused if only tables differ.
+        graph_rows: queries of the captured graph that serves all plans, or ``None`` without a graph.
         more_rows: queries may be more than were planned.
     """
     batch, shape, masks, logits = requests.batch, requests.shape, requests.masks, options.logits
@@ -147,7 +147,7 @@ def make_plan(
 
 
 def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
-    """Return whether calls of a plan with the same options differ from the former's in tables only."""
+    """Return whether the calls of two plans with the same options differ in tables only."""
     before = former.requests
     return (
         former.operators is operators

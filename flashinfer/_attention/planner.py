@@ -26,7 +26,7 @@ from .streams import LastRun
 from .tables import Batch, Tables, refuse_graph
 
 FIXED_TILE_ROWS = 64  # every configuration of the portable kernels has such tiles
-MOST_OPTIONS = 64  # options that keep their last plan, whose calls the next one takes over
+MOST_OPTIONS = 64  # options whose last plan is kept, so that the next plan reuses its bound calls
 
 
 class Planner(EngineContract):
@@ -40,18 +40,18 @@ class Planner(EngineContract):
     _custom: Operators | None
     _last_run: LastRun
     _events: Events
-    _plan_options: Options  # of the last plan(), whatever the options of forward() since then
+    _plan_options: Options  # of the last plan(). forward() does not change them.
 
     def _forget_plan(self) -> None:
         self._planned: Plan | None = None
-        self._plans: dict[Options, Plan] = {}  # of the same lists
-        self._former: dict[Options, Plan] = {}  # the last plan of each options, whose calls the next one takes over
-        self._bound: Bound | None = None  # the plan as its module holds it, for eager calls
+        self._plans: dict[Options, Plan] = {}  # plans with the same lists
+        self._former: dict[Options, Plan] = {}  # the last plan per options. The next one reuses its bound calls.
+        self._bound: Bound | None = None  # bound calls of the plan, for eager mode
         self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
         self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str, int]] | None = None
 
     def _compile(self, request: PlanRequest) -> None:
-        """Make the plan of a request. Write the caller's buffers last, when nothing can fail any more."""
+        """Make the plan of a request. Write the caller's buffers last, after every possible error."""
         kind, given = request.kind, request.tables
         near, prefix_len = near_tables(request)
         mode = request.masks.mode
@@ -72,7 +72,7 @@ class Planner(EngineContract):
         tables = Tables(request.op, self.device, request.non_blocking)
         kv_indptr, kv_indices = take_tables(tables, request, kv_end)
         if queries is not None:
-            queries = queries.clone()  # gradients are computed long after the call: the caller may change the table
+            queries = queries.clone()  # gradients read the table later: the caller may change it
         batch = Batch(rows, queries, made.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
         masks = NO_MASKS
         if mode is not None:
@@ -99,7 +99,7 @@ class Planner(EngineContract):
         near = HostTables(batch.qo_indptr, batch.kv_lens)
         made = self._make(operators, shape, extent, requests.cut, 0, near)
         if made is None:
-            raise ValueError(f"{self._name}.plan: got lengths or offsets that are negative or fall")
+            raise ValueError(f"{self._name}.plan: got negative lengths, or offsets that are negative or fall")
         return self._write(made, requests, options, extent, operators)
 
     def _make(
@@ -107,7 +107,7 @@ class Planner(EngineContract):
     ) -> Made | None:
         planned = self._planned
         if planned is not None and planned.operators.kernels != operators.kernels:
-            self._scheduler.bounds = None  # those of other kernels
+            self._scheduler.bounds = None  # they belong to other kernels
         # Rows of a tile must not depend on the batch. Other kernels choose them, or have one size only.
         is_fixed = cut.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
         problem = shape.problem(
@@ -117,7 +117,7 @@ class Planner(EngineContract):
         return self._scheduler.make(operators.plan, problem, near)
 
     def _write(self, made: Made, requests: Requests, options: Options, extent: Extent, operators: Operators) -> Plan:
-        """Copy lists to the device, over those of the last plan, after its runs."""
+        """Copy lists to the device. Wait for the runs of the last plan, whose lists are overwritten."""
         if self.device.type == "cuda":
             self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
         return self._with(requests, self._scheduler.write(made), extent, options, operators)
@@ -150,7 +150,7 @@ class Planner(EngineContract):
         return self._operators(requests.shape, options, requests.masks.mode, mean, requests.cut)
 
     def _operators(self, shape: Shape, options: Options, mode: int | None, mean: float, cut: Cut) -> Operators:
-        """Return the operators of a plan. ``mode`` is that of a mask beyond causal, ``mean`` the queries of a request."""
+        """Return the operators of a plan. ``mode``: mask mode other than causal. ``mean``: mean queries of a request."""
         logits, group = options.logits, shape.num_qo_heads // shape.num_kv_heads
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
         backend = "fa2" if cut.is_fixed and self._backend == "auto" else self._backend
@@ -180,14 +180,14 @@ class Planner(EngineContract):
             raise named(f"{self._name}.plan", err) from None
 
     def _kernels(self, backend: str, wanted: Wanted, rows: int) -> str:
-        """Return the kernels of a plan, ``""`` for a variant of the caller's."""
+        """Return the kernels of a plan, ``""`` for a custom variant."""
         try:
             if self._custom is None:
                 return choose(backend, wanted, rows)
             if wanted.pos_encoding_mode or wanted.use_logits_soft_cap:
                 raise ValueError(
-                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a variant"
-                    " of your own says itself what becomes of logits"
+                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a custom"
+                    " variant transforms its logits itself"
                 )
             choose(self._backend, wanted, 0)
             return ""

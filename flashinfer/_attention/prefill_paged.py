@@ -127,7 +127,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 ``custom_mask``, and both have priority over ``causal``.
             causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap,
                 rope_scale, rope_theta: as for :func:`flashinfer.single_prefill_with_kv_cache`. With
-                    ``jit_args``, the variant's parameters replace
+                ``jit_args``, the variant's parameters replace
                 most of them: ``sm_scale`` is ignored, and a mode or a cap is an error.
             q_data_type, kv_data_type: dtypes of the runs. ``kv_data_type`` is ``q_data_type`` by default.
             non_blocking: copy tables in pinned memory without waiting. They must not change before the copies

@@ -1,8 +1,7 @@
 """Attention and its gradients as compositions of torch's functions, for calls without a kernel (as float64).
 
-float64 inputs are computed in float64, all others in float32. Memory holds one block of logits: queries by
-    keys for
-all heads. Sums have a fixed order. The host reads no tensor of a device.
+float64 inputs are computed in float64, all others in float32. Memory holds one block of logits for all heads. Sums have
+a fixed order. The host reads no tensor of a device.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class PlanRequest(NamedTuple):
     buffers: tuple[torch.Tensor | None, ...]  # of captured graphs, for qo_indptr and the three
     masks: MaskRequest
     non_blocking: bool
-    run_shape: Shape | None = None  # of runs in float64, which no kernel has: gradients are checked in it
+    run_shape: Shape | None = None  # float64 shape of the runs, for gradient checks without a kernel
 
 
 def kind_of(*arguments: Any) -> PlanKind:

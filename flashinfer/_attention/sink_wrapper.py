@@ -16,8 +16,8 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     """Prefill over a paged cache whose ``run()`` takes sinks and ``sm_scale`` by position.
 
     The base class is :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`. A sink is a logit of a query
-    head that joins the softmax denominator of its rows and has no value: ``l = 2 ** (sink * log2 e - m) +
-        sum(2 ** (logit * log2 e - m))``.
+    head that joins the softmax denominator of its rows and has no value:
+    ``l = 2 ** (sink * log2 e - m) + sum(2 ** (logit * log2 e - m))``.
 
     Args:
         float_workspace_buffer, ..., backend: as for the base class.

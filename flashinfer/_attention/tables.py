@@ -1,4 +1,4 @@
-"""Tables of a plan: brought into the kernels' form, checked on the host, and copied to the device."""
+"""Tables of a plan: conversion to the kernels' form, checks on the host, and copies to the device."""
 
 from __future__ import annotations
 

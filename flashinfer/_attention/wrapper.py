@@ -1,4 +1,4 @@
-"""The base of the wrappers: a plan bound to an operator once, so that ``run()`` has little left to do."""
+"""Base of the wrappers. A plan binds its operator once, so ``run()`` is short."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BatchWrapper(Planner):
         generate: Callable[..., JitSpec] | None = None,
         jit_args: Sequence[Any] | None = None,
     ) -> None:
-        """With ``jit_args`` the kernels are those of ``generate(*jit_args, device=...)``, a custom variant's."""
+        """Initialise. With ``jit_args``, ``generate(*jit_args, device=...)`` builds the kernels of a custom variant."""
         self._name = type(self).__name__
         self._plan_op = f"{self._name}.plan"
         self._layout = layout_of(self._name, kv_layout)
@@ -73,7 +73,7 @@ class BatchWrapper(Planner):
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
-        """Use other workspaces from now on; plan again before the next run, and capture graphs again.
+        """Use other workspaces. Afterwards, plan before the next run, and capture graphs again.
 
         Args:
             float_workspace_buffer: for partial results, on the wrapper's device.
@@ -124,7 +124,7 @@ class BatchWrapper(Planner):
     ) -> Result:
         if not is_compiling() and not args and sinks is None and (bound := self._bound) is not None:
             k, v = paged_kv_cache, None
-            # To ask an instance takes a tensor longer than its type does.
+            # isinstance() on a tensor is slower than a comparison of types.
             if type(k) is not torch.Tensor and isinstance(k, (tuple, list)) and len(k) == 2:
                 k, v = k
             result = bound.call(q, k, v, scales, out, lse, return_lse)
@@ -153,7 +153,7 @@ class BatchWrapper(Planner):
             check_sinks(f"{self._name}.run", sinks, planned.shape.num_qo_heads, self.device, planned.operators.custom)
         if is_dynamo_compiling() and planned.operators.traced:
             return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse, sinks)
-        # Layer after layer brings the same shapes: what was found right once is not looked at again.
+        # All layers have the same shapes, so each set of shapes is checked once.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._seen:
             check_inputs(
@@ -188,7 +188,7 @@ class BatchWrapper(Planner):
         return_lse: bool,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`_run` under ``torch.compile``: one graph for all plans."""
+        """Run under ``torch.compile``, like :meth:`_run`: one graph serves all plans."""
         op = f"{self._name}.run"
         no_more(op, args, " without jit_args")
         sizes = from_shape(planned.sizes)
@@ -229,7 +229,7 @@ class BatchWrapper(Planner):
         shape, logits, operators = planned.shape, planned.logits, planned.operators
         if operators.custom:
             for name, scale in (("q_scale", scales[0]), ("k_scale", scales[1])):
-                check_none(f"{self._name}.run", name, scale, "your own variant of jit_args scales its logits")
+                check_none(f"{self._name}.run", name, scale, "the custom variant of jit_args scales its logits")
         eight_bits = is_fp8(shape.dtype_q)
         if eight_bits and len(args) == 3 and scales == NO_SCALES:
             scales, args = args, ()

@@ -1,12 +1,10 @@
 """Builds ahead of time: ``build`` without names, in one ninja run over the graph that the JIT uses too.
 
-    python scripts/build_aot.py                                   # every CPU module, and CUDA for the visible
-        GPUs
+    python scripts/build_aot.py                                   # CPU modules, and CUDA for visible GPUs
     python scripts/build_aot.py --backend cuda --cuda-arch "9.0a 8.0"     # CUDA without a GPU
     python scripts/build_aot.py --dry-run                         # print modules to build, with reasons
     python scripts/build_aot.py --specs specs.jsonl               # the modules recorded by `flashinfer trace`
-    python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on workers of a Dask scheduler:
-        docs/cluster.md
+    python scripts/build_aot.py --cluster tcp://127.0.0.1:8786    # on Dask workers, see docs/cluster.md
 
 Modules that are up to date are not touched, and nothing is compiled twice. Torch is not imported.
 """

@@ -1,7 +1,7 @@
 """Memory that every rank of a group maps: descriptors over sockets, or handles of ``cudaIpc``.
 
-A descriptor's memory lives until its last mapping is gone. So the death of one rank, or its ``close()``, unmaps
-nothing that another rank still writes.
+A descriptor's memory lives until its last mapping is gone. Other ranks can therefore still write it after one rank has
+died or called ``close()``.
 """
 
 from __future__ import annotations
@@ -186,8 +186,7 @@ def _gpu_memory(addresses: dict[int, int], way: str, library: Library, close: Ca
 def pass_on(own: int, exchange: Exchange, undo: ExitStack) -> list[int]:
     """Send this rank's descriptor to all peers, and return those of all ranks by rank.
 
-    Sockets are in the abstract namespace: nothing is left behind by a killed process. ``undo`` closes what was
-    received.
+    Sockets are in the abstract namespace, so a killed process leaves no file. ``undo`` closes received descriptors.
 
     Raises:
         OSError: a peer cannot connect, or belongs to another user. All ranks raise it.
