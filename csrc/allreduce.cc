@@ -76,7 +76,7 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
                const std::optional<Tensor>& norm_out, const std::optional<Tensor>& quant_out,
                const std::optional<Tensor>& scale_out, const Tensor& order, const Tensor& table, int64_t quant,
                double scale, const std::optional<Tensor>& scale_tensor, int64_t group, double eps, double weight_bias,
-               std::optional<bool> enable_pdl) {
+               int64_t shots, std::optional<bool> enable_pdl) {
   const Check check("allreduce_fusion");
   const View x(input, "input"), ordered(order, "workspace");
   check.rank(x, 2, 2);
@@ -104,10 +104,13 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
                     .rows = x.size(0),
                     .hidden = x.size(1),
                     .row_bytes = static_cast<uint32_t>(x.size(1) * size_of(x.dtype)),
-                    .kind = kind_of(x.dtype, with_norm, form),
+                    .kind = 0,
+                    .two_shots = false,
                     .eps = eps,
                     .weight_bias = static_cast<float>(weight_bias),
                     .dtype = x.dtype};
+  p.two_shots = shots == 0 ? is_faster_in_two_shots(p.group.ranks, p.rows * p.row_bytes) : shots == 2;
+  p.kind = kind_of(x.dtype, with_norm, form, p.two_shots);
   const int64_t row_bytes = padded(p.hidden * size_of(x.dtype));
   if (p.rows > INT32_MAX || row_bytes > INT32_MAX) check.fail(x, "got a size of more than 2^31 - 1");
   if (p.group.ranks > 1 && p.rows * row_bytes > p.group.slot_bytes)

@@ -7,7 +7,7 @@
 namespace flashinfer {
 
 void allreduce(const AllReduceParams& params, const Launch&) {
-  DISPATCH_dtype(params.dtype, T, cpu::one_shot<T>(params))
+  DISPATCH_dtype(params.dtype, T, cpu::allreduce<T>(params))
 }
 
 }  // namespace flashinfer

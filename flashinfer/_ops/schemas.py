@@ -73,7 +73,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "flashinfer::causal_conv1d_backward(Tensor? grad_out, Tensor? grad_final, Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? cu_seqlens, bool silu) -> (Tensor, Tensor, Tensor, Tensor)",
     ),
     "flashinfer.comm.allreduce": (
-        "flashinfer::allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out, Tensor(c!)? norm_out, Tensor(d!)? quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant, float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, bool? enable_pdl) -> ()",
+        "flashinfer::allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out, Tensor(c!)? norm_out, Tensor(d!)? quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant, float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, int shots, bool? enable_pdl) -> ()",
     ),
     "flashinfer.concat_ops": (
         "flashinfer::concat_mla_k(Tensor(a!) k, Tensor k_nope, Tensor k_rope) -> ()",

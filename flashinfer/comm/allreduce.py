@@ -20,13 +20,15 @@ __all__ = ["allreduce_fusion", "gen_allreduce_module"]
 _allreduce = define(
     "allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out,"
     " Tensor(c!)? norm_out, Tensor(d!)? quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant,"
-    " float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, bool? enable_pdl) -> ()",
+    " float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, int shots,"
+    " bool? enable_pdl) -> ()",
     gen_allreduce_module,
     general=without_gradient("allreduce", "input", "residual_in", "weight"),
     on_host=("table",),
 )
 
 STATIC, TOKEN, GROUP = 1, 2, 3  # NormQuant of common/allreduce.h
+_SHOTS = 0  # 1 or 2 in tests, instead of the kernel's choice by size
 # Pattern -> the quantisation, and whether the norm itself is a result.
 _Pattern = AllReduceFusionPattern
 NORM_PATTERNS = {
@@ -172,6 +174,7 @@ def allreduce_fusion(
             group,
             rms_eps,
             weight_bias,
+            _SHOTS,
             launch_with_pdl,
         )
     except GroupError:

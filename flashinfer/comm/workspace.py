@@ -434,4 +434,5 @@ def _call_text(words: list[int]) -> str:
     dtypes: dict[int, str] = {1: "float32", 2: "float16", 3: "bfloat16"}  # DType of common/dtype.h
     fusions = ("residual and norm", "FP8 norm", "FP8 norm by tokens", "FP8 norm by groups")  # by NormQuant
     fusion = fusions[kind >> 9 & 3] if kind & 0x100 else "the sum only"
-    return f"{rows} rows of {row_bytes} bytes, {dtypes.get(kind & 0xFF, '?')}, {fusion}"
+    shots = ", in two shots" if kind & 0x800 else ""
+    return f"{rows} rows of {row_bytes} bytes, {dtypes.get(kind & 0xFF, '?')}, {fusion}{shots}"

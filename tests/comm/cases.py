@@ -24,7 +24,7 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     workspace = one_rank(device)
 
     def last(quant: int, scale: float = 1.0, group: int = 0) -> tuple[Any, ...]:
-        return (workspace._order, workspace._table, quant, scale, None, group, EPS, 0.5, None)
+        return (workspace._order, workspace._table, quant, scale, None, group, EPS, 0.5, 0, None)
 
     fused = (x, x.clone(), w, None, torch.empty_like(x), torch.empty_like(x))
     fp8 = torch.empty_like(x, dtype=torch.float8_e4m3fn)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from flashinfer.comm import allreduce as module
 from flashinfer.comm.allreduce import allreduce_fusion
 from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
 from flashinfer.errors import GradientError, UnsupportedError
@@ -30,18 +33,57 @@ def filled(like: torch.Tensor) -> torch.Tensor:
     return torch.full_like(like, 77)
 
 
+@pytest.fixture
+def shots(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that forces one or two shots for all sizes."""
+    return lambda count: monkeypatch.setattr(module, "_SHOTS", count)
+
+
 def ranks_of(device: str) -> list[int]:
     return [2, 3, 4, 6, 8] if device == "cuda" else [2, 3, 4]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sum_and_norm(dtype, device, make_group):
-    """Every rank gets the bits of the float32 sum in the order of ranks, with and without the norm."""
+def test_sum_and_norm(dtype, device, make_group, shots):
+    """Every rank gets the bits of the float32 sum in the order of ranks, with and without the norm, in one or two shots."""
     shapes = SHAPES + MORE if device == "cuda" else SHAPES
     for size in ranks_of(device):
         group = make_group(size, max(t * (h + 8) for t, h in shapes) // 64 + 1, 64, dtype)
         for tokens, hidden in random.sample(shapes, len(shapes) if device == "cuda" else 5):
-            check_shape(group, drawn(size, tokens, hidden, dtype, device))
+            for count in (1, 2) if device == "cuda" else random.sample((1, 2), 1):
+                shots(count)
+                check_shape(group, drawn(size, tokens, hidden, dtype, device))
+
+
+def test_two_shots_give_the_bits_of_one(device, make_group, shots):
+    """In turns on one workspace, in place, with words that are empty to the protocol."""
+    dtype, size = torch.bfloat16, 4
+    group = make_group(size, 40, 1000, dtype)
+    residual, weight = torch.randn(40, 1000, device=device).to(dtype), torch.randn(1000, device=device).to(dtype)
+    Tensors = list[torch.Tensor]
+
+    def in_place(given: Tensors, sums: Tensors, norms: Tensors, rank: int, workspace: Any) -> None:
+        x = given[rank]
+        allreduce_fusion(x, workspace, SUM, output=sums[rank])
+        allreduce_fusion(
+            x, workspace, NORM, residual_out=x, norm_out=norms[rank], residual_in=residual, rms_gamma=weight
+        )
+
+    for _ in range(5):
+        parts = drawn(size, 40, 1000, dtype, device)
+        parts[0][3], parts[1][5, :9] = float("nan"), float("inf")
+        parts[2].view(torch.int16)[7, :40] = -1  # the empty word
+        sums, norms = ([[filled(x) for x in parts] for _ in range(2)] for _ in range(2))
+        for count in (1, 2):
+            shots(count)
+            given = [x.clone() for x in parts]
+
+            group.run(partial(in_place, given, sums[count - 1], norms[count - 1]))
+        for rank in range(size):
+            for one in (sums, norms):
+                assert_same_bits(one[1][rank], one[0][0])
+                assert torch.equal(one[1][rank].view(torch.int16), one[1][0].view(torch.int16)), "NaN has other bits"
+        assert_same_bits(sums[0][0], summed(parts))
 
 
 def check_shape(group: Group, parts: list[torch.Tensor]) -> None:
@@ -232,8 +274,10 @@ def test_every_word_is_sent(dtype, device, make_group):
     assert torch.equal(sums[0].view(whole), sums[1].view(whole)), "NaN has other bits on another rank"
 
 
-def test_calls_of_random_shapes(device, make_group):
+@pytest.mark.parametrize("count_of_shots", [1, 2])
+def test_calls_of_random_shapes(count_of_shots, device, make_group, shots):
     """No call waits for the other ranks' last one. Epochs pass the end of their words."""
+    shots(count_of_shots)
     dtype, count = torch.bfloat16, 400
     size = 4
     group = make_group(size, 16, 640, dtype)

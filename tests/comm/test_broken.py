@@ -32,7 +32,7 @@ FAULTS = {
         KERNEL,
         {
             "for (int sender = 0; sender < p.group.ranks; ++sender) {": "for (int k = 0; k < p.group.ranks; ++k) {"
-            " const int sender = (p.group.rank + k) % p.group.ranks;",
+            " const int sender = (rank + k) % p.group.ranks;",
             "sender == 0 ? x :": "k == 0 ? x :",
         },
         "sum residual_out",

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from flashinfer.comm import _memory
+from flashinfer.comm import allreduce as allreduce_module
 from flashinfer.comm import workspace as module
 from flashinfer.comm.allreduce import allreduce_fusion
 from flashinfer.comm.mnnvl import CommBackend
@@ -48,8 +49,13 @@ def errors(outcomes: list[Any]) -> list[GroupError]:
 # Faults of calls
 
 
-def test_a_rank_that_does_not_arrive(device, make_group, monkeypatch):
-    """The others raise within the bound, naming it. The device works on, and so does a new workspace."""
+@pytest.mark.parametrize("shots", [1, 2])
+def test_a_rank_that_does_not_arrive(shots, device, make_group, monkeypatch):
+    """The others raise within the bound, naming it. The device works on, and so does a new workspace.
+
+    In two shots a rank that waits for another's sum names the one that this sum lacks.
+    """
+    monkeypatch.setattr(allreduce_module, "_SHOTS", shots)
     monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "0.4")
     group = make_group(3, 2, 64, FP32)
     adds_up(group)
@@ -68,6 +74,21 @@ def test_a_rank_that_does_not_arrive(device, make_group, monkeypatch):
             allreduce_fusion(x, group.workspaces[0], SUM)
     assert torch.equal(before, group.workspaces[0]._state), "a failed workspace launched a kernel"
     adds_up(make_group(2, 2, 64, FP32))
+
+
+def test_a_call_too_many_on_one_rank(device, make_group, monkeypatch):
+    """It ends within its bound, and the other rank's results are right."""
+    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "0.4")
+    group = make_group(2, 2, 64, FP32)
+    x, out = torch.ones(2, 64, device=device), [torch.zeros(2, 64, device=device) for _ in range(2)]
+
+    def body(rank: int, workspace: Any) -> None:
+        for _ in range(3 + rank):
+            allreduce_fusion(x, workspace, SUM, output=out[rank])
+
+    first, second = group.outcomes(body)
+    assert first is None and (out[0] == 2).all()
+    assert str(second) == "allreduce_fusion: rank 0 did not arrive within 0.4 s in call 3"
 
 
 OTHER_CALLS = {

@@ -18,9 +18,9 @@
 namespace flashinfer::cpu {
 
 // One call of this rank: its number, and the waits of all threads.
-class OneShot {
+class RankCall {
  public:
-  explicit OneShot(const AllReduceParams& p)
+  explicit RankCall(const AllReduceParams& p)
       : p_(p),
         group_(p.group),
         epoch_(__atomic_load_n(group_.state->epoch, __ATOMIC_RELAXED)),
@@ -29,6 +29,9 @@ class OneShot {
   bool failed() const { return __atomic_load_n(&group_.state->failed, __ATOMIC_RELAXED) != 0; }
 
   void send_headers() const {
+    for (int peer = 0; peer < group_.ranks; ++peer)
+      if (peer != group_.rank && !failed())
+        for (int i = 0; i < 4; ++i) __atomic_store_n(words_from(peer, epoch_ + 1) + i, kEmpty, __ATOMIC_RELAXED);
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
     const CallHeader header = header_of(p_, epoch_);
     for (int peer = 0; peer < group_.ranks; ++peer)
@@ -36,12 +39,15 @@ class OneShot {
         send(header_of(group_, peer, group_.rank, epoch_), reinterpret_cast<const uint8_t*>(&header), sizeof(header));
   }
 
-  // Pushes the row to all peers, from the next rank on.
+  int owner_of(int64_t row) const { return static_cast<int>(row % group_.ranks); }
+
+  void send_row_to(int peer, int64_t row, const uint8_t* data, int64_t bytes) const {
+    if (!failed()) send(area_of(group_, peer, group_.rank, epoch_) + row * padded(bytes), data, bytes);
+  }
+
+  // Sends the row to all peers, from the next rank on.
   void send_row(int64_t row, const uint8_t* data, int64_t bytes) const {
-    for (int d = 1; d < group_.ranks && !failed(); ++d) {
-      const int peer = (group_.rank + d) % group_.ranks;
-      send(area_of(group_, peer, group_.rank, epoch_) + row * padded(bytes), data, bytes);
-    }
+    for (int d = 1; d < group_.ranks; ++d) send_row_to((group_.rank + d) % group_.ranks, row, data, bytes);
   }
 
   // Takes the row of `sender` out of the inbox. Its words are NaN after an error.
@@ -62,7 +68,10 @@ class OneShot {
     for (int sender = 0; sender < group_.ranks; ++sender) {
       if (sender == group_.rank) continue;
       CallHeader theirs{};
-      take(header_of(group_, group_.rank, sender, epoch_), sender, reinterpret_cast<uint8_t*>(&theirs), sizeof(theirs));
+      for (int64_t spin = 1; !has_header(sender, &theirs); ++spin) {
+        if (spin % kSpinsPerYield == 0) yield(spin);
+        if (spin % kSpinsPerCheck == 0 && must_stop(sender)) break;
+      }
       if (!failed() && !is_same(theirs, header_of(p_, epoch_))) report(CommError::kMismatch, sender, theirs);
     }
     __atomic_thread_fence(__ATOMIC_ACQ_REL);
@@ -116,21 +125,34 @@ class OneShot {
     }
   }
 
+  uint32_t* words_from(int sender, uint32_t epoch) const {
+    return reinterpret_cast<uint32_t*>(header_of(group_, group_.rank, sender, epoch));
+  }
+
+  // Reads the header of a rank. Returns whether it has arrived.
+  bool has_header(int sender, CallHeader* header) const {
+    auto* to = reinterpret_cast<uint32_t*>(header);
+    bool arrived = true;
+    for (int i = 0; i < 4; ++i)
+      arrived = (to[i] = __atomic_load_n(words_from(sender, epoch_) + i, __ATOMIC_RELAXED)) != kEmpty && arrived;
+    return arrived;
+  }
+
   // Returns true if a wait for `sender` must end.
   bool must_stop(int sender) const {
     if (failed()) return true;
     CallHeader theirs{};
-    const auto* words = reinterpret_cast<const uint32_t*>(header_of(group_, group_.rank, sender, epoch_));
-    auto* to = reinterpret_cast<uint32_t*>(&theirs);
-    bool arrived = true;
-    for (int i = 0; i < 4; ++i) arrived = (to[i] = __atomic_load_n(words + i, __ATOMIC_RELAXED)) != kEmpty && arrived;
     CommError error = CommError::kNone;
-    if (arrived && !is_same(theirs, header_of(p_, epoch_))) {
+    if (has_header(sender, &theirs) && !is_same(theirs, header_of(p_, epoch_))) {
       error = CommError::kMismatch;
     } else if (__atomic_load_n(&group_.report->abort, __ATOMIC_RELAXED) != 0) {
       error = CommError::kAborted;
     } else if (now() > deadline_) {
       error = CommError::kLate;
+      // In two shots the awaited rank may itself wait for another.
+      if (has_header(sender, &theirs))
+        for (int other = group_.ranks - 1; other >= 0; --other)
+          if (other != group_.rank && !has_header(other, &theirs)) sender = other;
     }
     if (error == CommError::kNone) return false;
     report(error, sender, theirs);
@@ -193,16 +215,23 @@ void quantize_norm(const AllReduceParams& p, const T* norm) {
   });
 }
 
-// Pushes all rows, then adds the parts of each row in the order of ranks. `residual_out` and `norm_out` may be
-// `input` or `residual_in`: they are written after all ranks' parts are in `sums`.
+// Adds the parts of each row in the order of ranks. `residual_out` and `norm_out` may be `input` or `residual_in`: they
+// are written after all sums are in `out`.
 template <typename T>
-void one_shot(const AllReduceParams& p) {
-  const OneShot call(p);
+void allreduce(const AllReduceParams& p) {
+  const RankCall call(p);
   const int64_t n = p.hidden, bytes = n * static_cast<int64_t>(sizeof(T));
   const auto* input = static_cast<const uint8_t*>(p.input);
+  const int rank = p.group.rank;
   call.send_headers();
   parallel_rows(p.rows, bytes * p.group.ranks, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) call.send_row(row, input + row * bytes, bytes);
+    for (int64_t row = first; row < last; ++row) {
+      if (!p.two_shots) {
+        call.send_row(row, input + row * bytes, bytes);
+      } else if (call.owner_of(row) != rank) {
+        call.send_row_to(call.owner_of(row), row, input + row * bytes, bytes);
+      }
+    }
   });
   std::vector<T> sums(p.out ? 0 : p.rows * n);
   T* out = p.out ? static_cast<T*>(p.out) : sums.data();
@@ -211,9 +240,10 @@ void one_shot(const AllReduceParams& p) {
     std::vector<float> sum(n);
     auto* taken = reinterpret_cast<uint8_t*>(part.data());
     for (int64_t row = first; row < last; ++row) {
+      if (p.two_shots && call.owner_of(row) != rank) continue;
       for (int sender = 0; sender < p.group.ranks; ++sender) {
-        if (sender == p.group.rank) {
-          OneShot::copy_row(taken, input + row * bytes, bytes);
+        if (sender == rank) {
+          RankCall::copy_row(taken, input + row * bytes, bytes);
         } else {
           call.take_row(row, sender, taken, bytes);
         }
@@ -222,9 +252,18 @@ void one_shot(const AllReduceParams& p) {
           store(&sum[i], sender == 0 ? x : load(&sum[i], count) + x, count);
         });
       }
-      for_lanes(n, [&](int64_t i, int count) { store(out + row * n + i, load(&sum[i], count), count); });
+      for_lanes(n, [&](int64_t i, int count) { store(part.data() + i, load(&sum[i], count), count); });
+      RankCall::copy_row(reinterpret_cast<uint8_t*>(out + row * n), taken, bytes);
+      if (p.two_shots) call.send_row(row, taken, bytes);
     }
   });
+  if (p.two_shots) {
+    parallel_rows(p.rows, bytes, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row)
+        if (call.owner_of(row) != rank)
+          call.take_row(row, call.owner_of(row), reinterpret_cast<uint8_t*>(out + row * n), bytes);
+    });
+  }
   call.finish();
   if (p.weight == nullptr) return;
   if (p.residual_out != p.residual_in) std::memcpy(p.residual_out, p.residual_in, p.rows * bytes);

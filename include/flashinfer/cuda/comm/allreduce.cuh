@@ -2,7 +2,7 @@
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
-#include <flashinfer/cuda/comm/one_shot.cuh>
+#include <flashinfer/cuda/comm/allreduce_kernel.cuh>
 #include <flashinfer/cuda/host/check.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 
@@ -19,34 +19,40 @@ inline bool is_aligned(const AllReduceParams& p) {
 }
 
 // Kernels for 2, 4 and 8 ranks are compiled for aligned rows. One kernel serves other numbers and other rows.
+template <typename T, bool kTwoShots>
+void allreduce_in(const AllReduceParams& p, const Launch& where) {
+  if (!is_aligned(p)) return launch_allreduce<T, 0, false, kTwoShots>(p, where);
+  switch (p.group.ranks) {
+    case 2: return launch_allreduce<T, kTwoShots ? 0 : 2, true, kTwoShots>(p, where);
+    case 4: return launch_allreduce<T, 4, true, kTwoShots>(p, where);
+    case 8: return launch_allreduce<T, 8, true, kTwoShots>(p, where);
+    default: return launch_allreduce<T, 0, true, kTwoShots>(p, where);
+  }
+}
 template <typename T>
 void allreduce(const AllReduceParams& p, const Launch& where) {
-  if (!is_aligned(p)) return one_shot<T, 0, false>(p, where);
-  switch (p.group.ranks) {
-    case 2: return one_shot<T, 2, true>(p, where);
-    case 4: return one_shot<T, 4, true>(p, where);
-    case 8: return one_shot<T, 8, true>(p, where);
-    default: return one_shot<T, 0, true>(p, where);
-  }
+  return p.two_shots ? allreduce_in<T, true>(p, where) : allreduce_in<T, false>(p, where);
 }
 
 // Loads the kernels to the current device. A first launch may otherwise wait for running kernels, and those wait for
 // peers.
-template <typename T, int kRanks>
+template <typename T, int kRanks, bool kTwoShots>
 void load_kernels() {
+  constexpr int kVecs = static_cast<int>(2 * sizeof(T));
   cudaFuncAttributes attributes{};
-  for (auto* kernel : {one_shot_kernel<T, kRanks, 1, false, true>, one_shot_kernel<T, kRanks, 1, true, true>,
-                       one_shot_kernel<T, 0, 1, false, false>, one_shot_kernel<T, 0, 1, true, false>,
-                       one_shot_kernel<T, 0, static_cast<int>(2 * sizeof(T)), true, false>})
+  for (auto* kernel :
+       {allreduce_kernel<T, kRanks, 1, false, true, kTwoShots>, allreduce_kernel<T, kRanks, 1, true, true, kTwoShots>,
+        allreduce_kernel<T, 0, 1, false, false, kTwoShots>, allreduce_kernel<T, 0, 1, true, false, kTwoShots>,
+        allreduce_kernel<T, 0, kVecs, true, false, kTwoShots>})
     check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
 }
 template <typename T>
 void load_kernels(int ranks) {
   switch (ranks) {
-    case 2: return load_kernels<T, 2>();
-    case 4: return load_kernels<T, 4>();
-    case 8: return load_kernels<T, 8>();
-    default: return load_kernels<T, 0>();
+    case 2: return load_kernels<T, 2, false>(), load_kernels<T, 0, true>();
+    case 4: return load_kernels<T, 4, false>(), load_kernels<T, 4, true>();
+    case 8: return load_kernels<T, 8, false>(), load_kernels<T, 8, true>();
+    default: return load_kernels<T, 0, false>(), load_kernels<T, 0, true>();
   }
 }
 

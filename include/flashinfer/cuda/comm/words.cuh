@@ -39,10 +39,16 @@ __device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError erro
 // would be repeated for each rank.
 __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure failure, uint32_t epoch) {
   if (failure == 0 || failure == kFailedBefore) return;
-  const int rank = failure & 0xff;
+  int rank = failure & 0xff;
   CallHeader theirs{};
-  if (rank != p.group.rank)  // a group of one has no inbox
-    theirs = header_in(ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, rank, epoch)));
+  if (rank != p.group.rank) {  // a group of one has no inbox
+    const auto header = [&](int of) { return ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, of, epoch)); };
+    // In two shots the awaited rank may itself wait for another.
+    if (failure >> 8 == static_cast<uint32_t>(CommError::kLate) && has_arrived(header(rank)))
+      for (int other = p.group.ranks - 1; other >= 0; --other)
+        if (other != p.group.rank && !has_arrived(header(other))) rank = other;
+    theirs = header_in(header(rank));
+  }
   p.group.report->rank = rank;
   p.group.report->call = epoch;
   p.group.report->theirs = theirs;
@@ -86,17 +92,12 @@ __device__ __forceinline__ uint4 take(const AllReduceParams& p, uint4 words, uin
   return words;
 }
 
-// Compares the call of `sender` with this one, and empties its header.
+// Compares the call of `sender` with this one.
 __device__ __forceinline__ void compare_headers(const AllReduceParams& p, int sender, uint32_t epoch,
                                                 Failure& failure) {
-  uint8_t* from = header_of(p.group, p.group.rank, sender, epoch);
+  const uint8_t* from = header_of(p.group, p.group.rank, sender, epoch);
   const uint4 theirs = wait_for(p, ptx::load4_relaxed_sys(from), from, sender, epoch, failure);
-  if (failure != 0) return;
-  if (is_same(header_in(theirs), header_of(p, epoch))) {
-    ptx::store_relaxed_sys(from, empty_words());
-  } else {
-    failure = fail(p, CommError::kMismatch, sender);
-  }
+  if (failure == 0 && !is_same(header_in(theirs), header_of(p, epoch))) failure = fail(p, CommError::kMismatch, sender);
 }
 
 }  // namespace flashinfer::cuda

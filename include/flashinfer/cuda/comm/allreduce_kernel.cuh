@@ -1,9 +1,11 @@
-// One-shot all-reduce on CUDA, with residual and RMSNorm on request; equations and protocol in common/allreduce.h.
+// All-reduce on CUDA in one or two shots, with residual and RMSNorm on request; equations and protocol in
+// common/allreduce.h.
 //
-// Each rank pushes its rows to all peers and adds the parts in the order of ranks. A CTA never waits for another
-// CTA of its own rank except for those of its cluster, and all CTAs are resident, so ranks may have different
-// grids. A row of the norm belongs to a cluster, with one vector per thread, so the form of the sum of squares
-// depends on the row's size only: a row has the same bits in every batch.
+// Each rank sends its rows to all peers and adds the parts in the order of ranks. In two shots a warp's 32 parts have
+// one owner, so each CTA does a share of the sums. A CTA never waits for another CTA of its own rank except for those
+// of its cluster, and all CTAs are resident, so ranks may have different grids. A row of the norm belongs to a cluster,
+// with one vector per thread, so the form of the sum of squares depends on the row's size only: a row has the same bits
+// in every batch.
 #pragma once
 
 #include <atomic>
@@ -33,7 +35,7 @@ template <typename T>
 using Part = Vec<T, kPartElements<T>>;
 
 // Parameters of the kernel, with the addresses of slot 0 that it would otherwise compute in each thread.
-struct OneShotParams : AllReduceParams {
+struct KernelParams : AllReduceParams {
   uint8_t* send[kMaxRanks];     // by distance: this rank's area of the inbox of rank (rank + distance) % ranks
   uint8_t* receive[kMaxRanks];  // by rank: its area of this rank's inbox
   uint32_t slot_parts;          // from slot 0 to slot 1
@@ -134,9 +136,9 @@ __device__ __forceinline__ float group_scale(const AllReduceParams& p, const Pla
 
 // kRanks: number of ranks, or 0 for any. kVecs: parts of a thread in a piece. A piece is a row with the norm, else
 // blockDim.x parts of all rows as one.
-template <typename T, int kRanks, int kVecs, bool kNorm, bool kAligned>
+template <typename T, int kRanks, int kVecs, bool kNorm, bool kAligned, bool kTwoShots>
 __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
-    one_shot_kernel(const __grid_constant__ OneShotParams p) {
+    allreduce_kernel(const __grid_constant__ KernelParams p) {
   constexpr int kN = kPartElements<T>;
   // Registers hold the next piece, and what the norm reads before the wait. With kRanks == 0 they would not suffice.
   constexpr bool kAhead = kVecs == 1 && kRanks != 0;
@@ -160,11 +162,22 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   Failure failure = p.group.state->failed != 0u ? kFailedBefore : 0;
   const bool sends = failure == 0;  // words of a failed call must not meet those of a later one
   const uint32_t slot = epoch % kSlots * p.slot_parts;
+  const bool has_header = blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends;
+  if (has_header) ptx::store_relaxed_sys(header_of(p.group, rank, threadIdx.x, epoch + 1), empty_words());
   ptx::fence_sys();
-  if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends)
-    ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
+  if (has_header) ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
 
-  // Sends a piece and returns it. Peers are visited from the next rank on, so that senders share the links.
+  // Distance to the owner of a part, 0 for this rank. It is the same for all lanes of a warp.
+  const auto owner_of = [&](const Place& at) { return (at.in_row / 32 + at.row) % ranks; };
+  const auto distance_to = [&](int owner) { return owner < rank ? owner + ranks - rank : owner - rank; };
+
+  // Sends words to all peers, from the next rank on, so that senders share the links.
+  const auto send_to_all = [&](int64_t offset, const uint4& words) {
+#pragma unroll
+    for (int distance = 1; distance < ranks; ++distance) ptx::store_relaxed_sys(p.send[distance] + offset, words);
+  };
+
+  // Sends a piece and returns it.
   const auto push = [&](uint32_t piece, uint4(&own)[kVecs]) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
@@ -172,9 +185,13 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
       if (at.in_row >= p.row_parts) continue;
       own[i] = as_data(raw_of(load_part<kAligned, T>(p.input, at, row_elements)));
       const int64_t offset = int64_t{slot + at.index} * kPartBytes;
-#pragma unroll
-      for (int distance = 1; distance < ranks; ++distance)
-        if (sends) ptx::store_relaxed_sys(p.send[distance] + offset, own[i]);
+      if (!sends) continue;
+      if constexpr (kTwoShots) {
+        const int distance = distance_to(owner_of(at));
+        if (distance != 0) ptx::store_relaxed_sys(p.send[distance] + offset, own[i]);
+      } else {
+        send_to_all(offset, own[i]);
+      }
     }
   };
 
@@ -202,6 +219,22 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     return Part<T>::from_floats(sum);
   };
 
+  // Returns the rounded sum of a part: its own, which it sends to all, or that of the owner.
+  const auto sum_of = [&](const Place& at, const uint4& own) {
+    if constexpr (!kTwoShots) return gather(at, own);
+    const int64_t offset = int64_t{slot + at.index} * kPartBytes;
+    const int owner = owner_of(at);
+    uint4 words;
+    if (owner == rank) {
+      words = as_data(raw_of(gather(at, own)));
+      if (sends && failure == 0) send_to_all(offset, words);  // NaN of a failed call would be data to the peers
+    } else {
+      uint8_t* from = p.receive[owner] + offset;
+      words = take(p, ptx::load4_relaxed_sys(from), from, owner, epoch, failure);
+    }
+    return part_of<T>(words);
+  };
+
   const uint32_t step = gridDim.x / cluster;
   uint4 own[kVecs], next[kVecs];
   int turn = 0;
@@ -227,7 +260,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
       const Place at = place_of(piece, i);
       if (at.in_row >= p.row_parts) continue;
       if constexpr (kNorm && !kAhead) load_residual(i);
-      const Part<T> sum = gather(at, own[i]);
+      const Part<T> sum = sum_of(at, own[i]);
       if (!kNorm || p.out) store_part<kAligned, T>(p.out, at, row_elements, sum);
       if constexpr (kNorm) {
         float other[kN];
@@ -328,7 +361,7 @@ int resident_clusters(int device, int threads, int cluster) {
 }
 
 template <auto kFunction>
-void launch_resident(const OneShotParams& p, int threads, int cluster, const Launch& where) {
+void launch_resident(const KernelParams& p, int threads, int cluster, const Launch& where) {
   int64_t count = p.group.num_sms * (kCommThreads / threads) / cluster;
   const int resident = resident_clusters<kFunction>(where.device, threads, cluster);
   if (count > resident) count = resident;
@@ -338,9 +371,9 @@ void launch_resident(const OneShotParams& p, int threads, int cluster, const Lau
   launch_with(kFunction, dim3(count * cluster), dim3(threads), 0, cluster, where, p);
 }
 
-inline OneShotParams with_addresses(const AllReduceParams& p) {
+inline KernelParams with_addresses(const AllReduceParams& p) {
   const CommGroup& group = p.group;
-  OneShotParams result{};
+  KernelParams result{};
   static_cast<AllReduceParams&>(result) = p;
   for (int i = 0; i < group.ranks; ++i) {
     if (i > 0) result.send[i] = area_of(group, (group.rank + i) % group.ranks, group.rank, 0);
@@ -350,14 +383,14 @@ inline OneShotParams with_addresses(const AllReduceParams& p) {
   return result;
 }
 
-template <typename T, int kRanks, bool kAligned>
-void one_shot(const AllReduceParams& params, const Launch& where) {
+template <typename T, int kRanks, bool kAligned, bool kTwoShots>
+void launch_allreduce(const AllReduceParams& params, const Launch& where) {
   constexpr int kN = kPartElements<T>, kVecs = 2 * sizeof(T);
-  OneShotParams p = with_addresses(params);
+  KernelParams p = with_addresses(params);
   if (p.weight == nullptr) {
     p.row_parts = static_cast<uint32_t>((p.rows * p.hidden + kN - 1) / kN);
     p.pieces = (p.row_parts + kPieceThreads - 1) / kPieceThreads;
-    return launch_resident<one_shot_kernel<T, kRanks, 1, false, kAligned>>(p, kPieceThreads, 1, where);
+    return launch_resident<allreduce_kernel<T, kRanks, 1, false, kAligned, kTwoShots>>(p, kPieceThreads, 1, where);
   }
   const int parts = p.hidden < 1 ? 1 : static_cast<int>((p.hidden + kN - 1) / kN);  // of threads; a row may be empty
   const bool has_clusters = device_info(where.device).major >= 9;
@@ -370,10 +403,10 @@ void one_shot(const AllReduceParams& params, const Launch& where) {
     int cluster = 1;
     while (cluster < kMaxCluster && parts > cluster * kPieceThreads) cluster *= 2;
     const int threads = ((parts + cluster - 1) / cluster + 31) / 32 * 32;
-    return launch_resident<one_shot_kernel<T, kRanks, 1, true, kAligned>>(p, threads, cluster, where);
+    return launch_resident<allreduce_kernel<T, kRanks, 1, true, kAligned, kTwoShots>>(p, threads, cluster, where);
   }
   const int threads = ((parts + kVecs - 1) / kVecs + 31) / 32 * 32;
-  launch_resident<one_shot_kernel<T, 0, kVecs, true, false>>(p, threads, 1, where);
+  launch_resident<allreduce_kernel<T, 0, kVecs, true, false, kTwoShots>>(p, threads, 1, where);
 }
 
 }  // namespace flashinfer::cuda
