@@ -98,7 +98,7 @@ def milliseconds(calls: dict[str, Callable[[], Any]], device: str, rounds: int =
 
 def main() -> None:
     given = arguments(__doc__ or "")
-    report = Report("the delta rule beside torch's")
+    report = Report("the delta rule next to torch's")
     for batch, tokens, heads, dim in SHAPES[given.device]:
         name = f"B{batch} T{tokens} H{heads} d{dim}"
         if given.only not in name:

@@ -149,7 +149,7 @@ std::tuple<Tensor, Tensor> activate(const Tensor& input, const OptionalTensor& m
              "got another, wanted Swiglu or Situ for alpha and beta");
   check.that(swiglu || p.act == Activation::kSwigluStep || !limit, "activation",
              "got another, wanted Swiglu or SwigluStep for limit");
-  check.that(!quant_scale || !blocks, "quant_scale", "got a scale, wanted None beside scales of blocks");
+  check.that(!quant_scale || !blocks, "quant_scale", "got a scale, wanted None with scales of blocks");
   p.quant_scale = of_experts(check, quant_scale, "quant_scale", in, {});
   const OnDevice where(in);
   const int64_t shape[] = {p.rows, p.size}, scales[] = {blocks ? p.rows : 0, (p.size + kQuantBlock - 1) / kQuantBlock};

@@ -140,9 +140,9 @@ void run_with_gate(const Check& check, const GemmParams& p, const Tensor& a, con
   check.rank(out, 2, 2);
   check.contiguous(out);
   check.dtype(out, {p.a_dtype});
-  check.that(p.a_dtype != DType::kFloat8E4M3 && p.a_dtype != DType::kFloat8E5M2, "a", "got fp8 beside a gate");
-  check.that(!p.a_scale.data && !p.b_scale.data && !p.row_scale, "gate", "got factors beside a gate");
-  check.that(m_indptr && !p.m_indptr.wide, "m_indptr", "got None or int64, wanted int32 beside a gate");
+  check.that(p.a_dtype != DType::kFloat8E4M3 && p.a_dtype != DType::kFloat8E5M2, "a", "got fp8 with a gate");
+  check.that(!p.a_scale.data && !p.b_scale.data && !p.row_scale, "gate", "got factors with a gate");
+  check.that(m_indptr && !p.m_indptr.wide, "m_indptr", "got None or int64, wanted int32 with a gate");
   const OnDevice where{View(a, "a")};
   if (grouped_gemm_with_gate(p, where)) return;
   const int64_t shape[] = {p.m, p.n};

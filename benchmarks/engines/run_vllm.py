@@ -5,7 +5,7 @@
     python benchmarks/engines/run_vllm.py run MODEL TRITON_ATTN tr.json
     python benchmarks/engines/run_vllm.py run MODEL FLASHINFER trace.json --trace   # calls of flashinfer, no times
     python benchmarks/engines/run_vllm.py compare fi.json tr.json
-    python benchmarks/engines/run_vllm.py reference MODEL fi.json tr.json      # logprobs beside float32
+    python benchmarks/engines/run_vllm.py reference MODEL fi.json tr.json      # logprobs against float32
 
 Flags of vLLM are its defaults, but for the backend and the tokenizer, which a model of random weights lacks. No line of
 vLLM or of flashinfer is changed. A trace needs Python 3.12 and runs the engine in this process.
@@ -146,7 +146,7 @@ def times(answer: Any) -> dict[str, Any]:
 
 
 def reference(folder: Path, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the rms error of each backend's logprobs of its greedy tokens, beside transformers in float32."""
+    """Return the rms error of each backend's logprobs of its greedy tokens, against transformers in float32."""
     import torch
     from transformers import LlamaForCausalLM
 

@@ -109,7 +109,7 @@ struct Setting {
   void put_tables(const Check& check, const Given& given) {
     params.kv.indices = data_of<int32_t>(check, given.kv_indices, "kv_indices", place);
     params.kv.indptr = data_of<int32_t>(check, given.kv_indptr, "kv_indptr", place, given.batch_size + 1);
-    if (paged && !params.kv.indptr) check.fail("kv_indptr", "got none, wanted one beside kv_indices");
+    if (paged && !params.kv.indptr) check.fail("kv_indptr", "got none, wanted one with kv_indices");
     if (paged && !planned) check.fail("plan", "got none, wanted one for a paged cache");
     if (paged && !params.kv.indices) {  // an empty tensor has no data: no request has a page
       static const int32_t nothing = 0;

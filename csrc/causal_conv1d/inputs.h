@@ -68,7 +68,7 @@ struct ConvInput {
     if (arg.numel == 0 || arg.size(-1) == 1 || arg.stride(-1) == 1) return std::nullopt;
     const OnDevice where(arg);
     Tensor result = empty_like(arg, tensor);
-    require(aoti_torch_copy_(result.get(), tensor.get(), false), "a copy with channels behind each other");
+    require(aoti_torch_copy_(result.get(), tensor.get(), false), "a copy with contiguous channels");
     return result;
   }
 };

@@ -224,7 +224,7 @@ def test_calls_that_no_longer_fit_a_plan(device):
     assert_equal((q, cache), copies)
 
 
-def test_operators_say_what_does_not_fit(device):
+def test_errors_of_the_full_operator(device):
     """The bound operator's own errors, without the full operator."""
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)

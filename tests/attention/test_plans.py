@@ -59,7 +59,7 @@ def plan_of(kind: str, batch: int, device: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("kind", ["decode", "paged prefill", "ragged prefill", "mla"])
-def test_a_plan_makes_few_calls_whatever_the_batch(kind, device):
+def test_calls_of_a_plan_do_not_depend_on_the_batch(kind, device):
     counts = []
     for batch in (1, 64):
         plan = plan_of(kind, batch, device)

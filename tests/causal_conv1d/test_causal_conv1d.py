@@ -55,7 +55,7 @@ def test_batches(width, layout, activation, dtype, device):
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])
-def test_sequences_behind_each_other(width, dtype, device):
+def test_packed_sequences(width, dtype, device):
     """Lengths of 0 and of less than a state, and pieces that begin and end inside of sequences."""
     lengths = [0, 5, 1, 2, 0, 63, 3, 0, 150, 1]
     for layout in LAYOUTS:

@@ -63,7 +63,7 @@ def test_batches(width, layout, activation, dtype, device):
 
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("of", [(0,), (1,), (0, 1)], ids=["out", "states", "both"])
-def test_sequences_behind_each_other(width, of, device):
+def test_packed_sequences(width, of, device):
     lengths = [0, 5, 1, 2, 0, 63, 3, 0, 150, 1]
     x = laid_out("padded", 1, 72, sum(lengths), torch.float32, device)
     check(drawn(x, width, len(lengths), torch.float32), "silu", lengths, of)
@@ -71,7 +71,7 @@ def test_sequences_behind_each_other(width, of, device):
     check(drawn(x, width, len(lengths), torch.float32), None, lengths, of)
 
 
-def test_each_argument_alone(device):
+def test_gradient_of_each_argument_only(device):
     """One that requires a gradient is enough, and no other gets one."""
     given = drawn(torch.randn(2, 24, 9, device=device), 4, 2, torch.float32)
     for name in given:

@@ -295,7 +295,7 @@ def test_doctor_names_a_malformed_variable(run, monkeypatch):
     assert "FLASHINFER_JIT_DEBUG" in finding["detail"] and finding["fix"] == "unset FLASHINFER_JIT_DEBUG"
 
 
-def test_clean_removes_what_was_built_and_only_when_told(run, place):
+def test_clean_removes_builds_only_with_yes(run, place):
     workspace = place / "workspace"
     (workspace / "artifacts" / "m").mkdir(parents=True)
     (workspace / "artifacts" / "m" / "file").write_bytes(b"x" * 2048)

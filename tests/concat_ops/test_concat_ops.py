@@ -63,7 +63,7 @@ def test_views_of_wider_tensors(offset, device):
     assert bits(heads_first.transpose(0, 1)).equal(bits(k))
 
 
-def test_what_is_refused_leaves_k_as_it_was(device):
+def test_errors_leave_k_unchanged(device):
     k = torch.full((4, 3, 48), 77.0, device=device).half()
     nope, rope = torch.zeros(4, 3, 32, device=device).half(), torch.zeros(4, 1, 16, device=device).half()
     for kind, text, call in (

@@ -329,7 +329,7 @@ def test_a_graph_replays_other_routings():
         assert out.equal(call(None))
 
 
-def test_what_is_refused(device):
+def test_invalid_arguments(device):
     x, ids, scales, first, second = layer(device, torch.float32, 4, 2, 3, 16, 8)
     eight = first.to(torch.float8_e4m3fn), second.to(torch.float8_e4m3fn)
 

@@ -299,7 +299,7 @@ def test_the_sum_over_experts(size, device, dtype):
             assert (out[[0, -1]] == 77).all()
 
 
-def test_what_is_refused(device):
+def test_invalid_arguments(device):
     logits = torch.randn(4, 12, device=device)
     for text, call in {
         "top_k: got 33": lambda: route(logits, 33),

@@ -50,7 +50,7 @@ def test_gradcheck(options):
     assert size == 1 or all(float(one.detach().abs().max()) > 1e-3 for one in got)
 
 
-def test_each_argument_alone(device):
+def test_gradient_of_each_argument_only(device):
     given = dict(input=torch.randn(5, 24, device=device), gate=torch.randn(5, 24, device=device),
                  weight=torch.randn(24, device=device))  # fmt: skip
     for name in given:

@@ -80,7 +80,7 @@ def test_nan_stays_in_its_row(dtype, device):
     assert broken[~others].isnan().all() and broken[others].equal(whole[others])
 
 
-def test_what_a_gate_refuses(device):
+def test_errors_of_a_gate(device):
     x, b, out = (torch.ones(shape, device=device) for shape in ((4, 8), (1, 16, 8), (4, 8)))
     indptr = torch.tensor([0, 4], dtype=torch.int32, device=device)
     given: dict[str, Any] = dict(

@@ -82,7 +82,7 @@ def test_batches(page_size, options):
     assert torch.equal(out, again)
 
 
-def test_what_is_not_served():
+def test_unsupported_calls():
     q = drawn((4, 2, 64), E4M3, "cuda")
     with pytest.raises(ValueError, match="dtype_q: got float8_e4m3fn, wanted one of float16, bfloat16 on cuda"):
         flashinfer.single_prefill_with_kv_cache(q, q, q, backend="fa2")

@@ -86,7 +86,7 @@ def names(text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("engine", IMPORTS)
-def test_what_an_engine_imports_is_there(engine):
+def test_engine_imports_exist(engine):
     missing = [f"{m}.{n}" for m, n in names(IMPORTS[engine]) if not hasattr(importlib.import_module(m), n)]
     assert not missing, f"{engine} imports {', '.join(missing)}"
 

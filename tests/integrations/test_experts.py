@@ -137,7 +137,7 @@ def test_the_documents_example_runs():
     assert names["out"].shape == (5, 64) and names["out"].isfinite().all()
 
 
-def test_what_is_refused(device):
+def test_unsupported_experts(device):
     ours = register_experts()
     layer, _ = layers("mixtral", device, torch.float32)
     x = torch.randn(2, 3, 96, device=device)

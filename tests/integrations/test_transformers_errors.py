@@ -45,7 +45,7 @@ def attend(device: str = "cpu", dtype: torch.dtype = torch.bfloat16, dim: int = 
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_supported(options, kind, message, device):
+def test_unsupported_options(options, kind, message, device):
     options = {key: x.to(device) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
     assert attend(device).shape == (2, 3, 4, 64)
     with pytest.raises(kind, match=message):
@@ -60,7 +60,7 @@ def test_float32_on_cuda_and_other_devices():
             attend("cuda", torch.float32)
 
 
-def test_a_model_says_what_is_not_supported(ours, device):
+def test_errors_of_a_model(ours, device):
     pair = Pair("llama", (device, torch.bfloat16), attention_dropout=0.1)
     ids, _ = tokens_of(2, 5, "none", device)
     pair.model.train()

@@ -177,7 +177,7 @@ def end_now(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_heavy_unit_runs_alone(holders, tmp_path):
+def test_a_heavy_unit_runs_without_others(holders, tmp_path):
     """The heavy unit waits until nothing else runs, and then runs although it does not fit."""
     light = holders(4, 0)
     heavy = holders(4, 1 << 60, wait=False)

@@ -238,7 +238,7 @@ jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
 """
 
 
-def test_a_load_marks_what_it_uses_once_a_day(make_spec, python):
+def test_a_load_marks_its_artifact_once_a_day(make_spec, python):
     spec = make_spec()
     manifest = spec.build().directory / "manifest.json"
     for age, marked in ((3 * DAY, True), (DAY / 2, False)):

@@ -190,7 +190,7 @@ WIDE = {"dtype_q": ["float16", "bfloat16"], "head_dim": [64, 128, 256], "mask_mo
     ],
 )
 @pytest.mark.parametrize("place", ["ahead of time", "workspace"])
-def test_coverage_must_include_what_is_needed_on_every_axis(make_spec, tmp_path, needs, lacks, place):
+def test_coverage_must_include_the_needs_of_every_axis(make_spec, tmp_path, needs, lacks, place):
     """A library that dispatches over three axes serves the configurations it covers, and no other."""
     one = make_spec(coverage={"dtype_q": ["bfloat16"], "head_dim": [64], "mask_mode": ["none"]})
     wide = one.covering(WIDE).build()

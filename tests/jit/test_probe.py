@@ -71,7 +71,7 @@ def test_ready_says_where(make_spec, probe, tmp_path):
     assert probe(spec) == Probe("ready", where=tmp_path / "aot" / "tiny" / "tiny.so")
 
 
-def test_what_is_loaded_is_ready(make_spec, probe):
+def test_loaded_modules_are_ready(make_spec, probe):
     spec = make_spec("probed_loaded")
     spec.build_and_load()
     artifact = load._loaded[spec.name]

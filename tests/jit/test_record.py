@@ -159,7 +159,7 @@ def test_requests_are_recorded_once(make_spec, monkeypatch, tmp_path):
     assert requests(trace) == [("one", {}, ["x86-64"], spec.key), ("two", {}, ["x86-64"], other.key)]
 
 
-def test_a_load_is_recorded_with_what_it_needs_even_where_it_fails(make_spec, python, tmp_path):
+def test_a_load_is_recorded_with_its_needs_even_if_it_fails(make_spec, python, tmp_path):
     trace = tmp_path / "trace"
     trace.mkdir()
     spec = make_spec(coverage={"dtype": ["float16", "bfloat16"]})

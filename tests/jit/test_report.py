@@ -162,7 +162,7 @@ def test_the_page_shows_built_reused_and_failed_modules():
     assert order == sorted(order), "the slowest unit comes first"
 
 
-def test_the_page_holds_the_timeline_whatever_is_in_it():
+def test_the_page_escapes_the_timeline():
     units = [replace(UNITS[3], module=HOSTILE, source=HOSTILE), UNITS[4]]
     page = Page(report.render([outcome("one_cpu", "built", replace(TIMELINE, units=units))], 4.0))
     data = json.loads(page.scripts["data"])

@@ -89,7 +89,7 @@ def test_the_folder_of_the_sources_does_not_count(make_spec, tmp_path):
     assert moved.key == key and set(moved.files()) == {"<0>/unit.cc", "<0>/unit.h"}
 
 
-def test_values_of_an_axis_are_sorted_as_what_they_are():
+def test_values_of_an_axis_are_sorted_by_type():
     spec = gen_jit_spec("a", ["a.cc"], coverage={"head_dim": [128, 64, 256, 64], "mask": ["b", "a"]})
     assert dict(spec.coverage) == {"head_dim": (64, 128, 256), "mask": ("a", "b")}
 

@@ -176,7 +176,7 @@ def test_a_module_unknown_to_this_version_is_reported(tmp_path, aot, capsys):
     assert "csrc/gone.cc" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_exactly_what_was_recorded_is_built_elsewhere_and_hit(
+def test_recorded_modules_are_built_elsewhere_and_hit(
     recorded, aot, tmp_path, workspace, compilers_started, capsys, monkeypatch
 ):
     spec, output = recorded

@@ -73,7 +73,7 @@ PIPES = [
 @pytest.mark.parametrize(
     "processors, takes, steps, numbers, function", PIPES, ids=lambda x: "" if callable(x) else str(x)[:40]
 )
-def test_a_pipe_is_what_the_function_is(processors, takes, steps, numbers, function, device):
+def test_a_pipe_equals_the_function(processors, takes, steps, numbers, function, device):
     x = torch.randn(9, 300, device=device)
     x = x if takes == LOGITS else torch.softmax(x, -1)
     pipe = LogitsPipe(processors, input_type=takes)
@@ -117,7 +117,7 @@ def test_repr():
         ([Softmax(), Softmax()], LOGITS, "Pipeline creation failed"),
     ],
 )
-def test_what_makes_no_pipeline(processors, kind, text):
+def test_invalid_pipelines(processors, kind, text):
     with pytest.raises(ValueError, match=text):
         LogitsPipe(processors, input_type=kind)
 
@@ -226,7 +226,7 @@ def test_a_processor_of_the_users(as_tensor, device):
         pipe(logits, bias="much", by=0.5, top_p=0.6)
 
 
-def test_what_a_users_processor_may_not_do():
+def test_errors_of_custom_processors():
     class Nothing(Op):
         IN, OUT = LOGITS, LOGITS
 

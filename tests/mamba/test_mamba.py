@@ -234,7 +234,7 @@ def test_no_tokens(device):
     assert selective_state_update(state, **given).shape == (0, 6, 33) and state.equal(first)
 
 
-def test_what_is_refused(device):
+def test_invalid_arguments(device):
     given = inputs(device, torch.float32, (2,))
     state, _ = pool(device, 2, torch.float32)
     first = state.clone()

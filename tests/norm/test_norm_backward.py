@@ -136,7 +136,7 @@ def test_out_is_followed(device):
         flashinfer.rmsnorm(x, weight, out=torch.empty(4, 8, device=device).half())
 
 
-def test_what_no_gradient_can_follow(device):
+def test_errors_of_gradients(device):
     x, weight = torch.randn(4, 8, device=device, requires_grad=True), torch.ones(8, device=device)
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used in an in-place operation"):
         flashinfer.fused_add_rmsnorm(x, x.detach().clone(), weight)

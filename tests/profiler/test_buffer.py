@@ -133,7 +133,7 @@ def test_dropped_and_unmatched_records_are_counted(tmp_path, caplog):
     ]
 
 
-def test_a_turn_ends_what_began_last_and_begins_another(tmp_path):
+def test_switch_to_ends_the_last_event_and_begins_another(tmp_path):
     """A turn may be inside another event. Without an open event, its end is counted as unmatched."""
     events = [(BEGIN, 0, 10), (BEGIN, 1, 20), (TURN, 2, 30), (TURN, 1, 45), (END, 1, 50), (END, 0, 60), (TURN, 2, 70)]
     trace = trace_of(buffer_of([((0, 5, 5), (90, 90), [*events, (END, 2, 80)])]), tmp_path)

@@ -131,7 +131,7 @@ def row(name: str, device: str) -> str:
 # From torch 2.15 on, the dispatcher passes C++ warnings on to Python: here that of vmap's loop.
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_the_document_says_what_happens(name, device):
+def test_the_rows_of_the_document(name, device):
     assert row(name, device) in DOCUMENT.read_text().splitlines(), "run: python -m tests.torch.test_torch"
 
 

@@ -54,7 +54,7 @@ def test_invalid_versions_are_refused():
     assert done.returncode == 2 and "version: got 'newest', wanted a release of torch such as 2.15.0" in done.stderr
 
 
-def test_the_script_installs_what_the_package_depends_on():
+def test_the_script_installs_the_dependencies():
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     program = "import sys; sys.path.insert(0, 'scripts'); import try_torch; print(*try_torch.dependencies(), sep='\\n')"

@@ -112,7 +112,7 @@ def passed(pytestconfig: pytest.Config) -> Path | None:
 @needs_x86
 @pytest.mark.slow_beyond(2)
 @pytest.mark.parametrize("level", [level for level in CPU_LEVELS if level != "x86-64-v2"])
-def test_each_cpu_header_compiles_alone(level, passed):
+def test_each_cpu_header_compiles_by_itself(level, passed):
     """All headers for x86-64, those of cpu/ for other levels, for AVX512-BF16 those that test for it."""
     paths = headers("cpu", "common", "attention") if level == "x86-64" else headers("cpu")
     if level.endswith("+avx512bf16"):
@@ -125,7 +125,7 @@ def test_each_cpu_header_compiles_alone(level, passed):
 @needs_nvcc
 @pytest.mark.slow_beyond(6)
 @pytest.mark.parametrize("chain", chains(headers("cuda", "common", "attention")), ids=lambda chain: chain[-1].name)
-def test_each_cuda_header_compiles_alone(chain, passed):
+def test_each_cuda_header_compiles_by_itself(chain, passed):
     compile_each(NVCC, chain, passed)
 
 

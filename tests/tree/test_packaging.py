@@ -119,7 +119,7 @@ def test_the_sdist_gives_the_same_wheel(sdist, wheel, place):
 
 
 @needs_compiler
-def test_an_installed_wheel_builds_on_first_use_what_the_checkout_builds(wheel, tree, place):
+def test_wheel_and_checkout_build_equal_modules(wheel, tree, place):
     python = make_venv(place / "venv_plain")
     install(python, wheel)
     workspace = place / "workspace"

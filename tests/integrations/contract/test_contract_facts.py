@@ -31,7 +31,7 @@ def test_a_name_has_its_state(name):
 
 
 @pytest.mark.parametrize("name", [name for name, fact in NAMES.items() if fact.state == "raises"])
-def test_a_stub_says_what_is_missing(name):
+def test_stubs_raise_with_the_reason(name):
     with pytest.raises(UnsupportedError, match=r"needs .*, which this library does not have; use "):
         facts.find(name)(1, key=2)
 
@@ -66,14 +66,14 @@ def test_a_wrapper_has_the_attribute(name, device):
         assert hasattr(kind(torch.empty(1 << 20, dtype=torch.uint8, device=device)), name)
 
 
-def test_what_later_issues_bring_is_named():
-    """A capability of a later issue is absent, or a stub that an engine imports without a guard."""
+def test_absent_names_have_a_reason():
+    """A missing capability is absent, or a stub that an engine imports without a guard."""
     reasons = {fact.reason for fact in NAMES.values()}
     for subject in LATER[:3]:
         assert any(subject in reason for reason in reasons), subject
 
 
-def test_every_line_of_a_later_issue_is_an_absence():
+def test_stubs_of_missing_capabilities_are_imported_without_a_guard():
     for fact in NAMES.values():
         if fact.state == "raises" and any(subject in fact.reason for subject in LATER):
             assert "without a guard" in fact.reason, fact.name
@@ -165,7 +165,7 @@ def test_an_engine_that_asks_for_nothing_new_is_silent(program, tmp_path, capsys
     assert "call flashinfer.top_k(_, _, sorted=, deterministic=)" in capsys.readouterr().out
 
 
-def test_what_this_tree_lost_is_reported(program, tmp_path, capsys, monkeypatch):
+def test_lost_names_are_reported(program, tmp_path, capsys, monkeypatch):
     """A name that the facts call served, and a known call whose keyword is gone."""
     (tmp_path / "layer.py").write_text(
         "from flashinfer import top_k\nfrom flashinfer.topk import TopKTieBreak, top_k_ragged_transform\n"
@@ -181,7 +181,7 @@ def test_what_this_tree_lost_is_reported(program, tmp_path, capsys, monkeypatch)
     ]  # fmt: skip
 
 
-def test_the_page_says_what_the_facts_say(monkeypatch):
+def test_the_page_follows_the_facts(monkeypatch):
     """``python scripts/engines_table.py`` writes it anew."""
     table = script("engines_table", monkeypatch)
     assert table.main(["--check"]) == 0, "run python scripts/engines_table.py and commit docs/engines.md"

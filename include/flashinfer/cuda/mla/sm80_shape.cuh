@@ -34,7 +34,7 @@ struct MlaShape {
   static constexpr int kSharedBytes = kStateAt + 3 * kRows * 4;
   static_assert(kRows == 32 || kRows == 64, "eight warps cover 32 rows or twice as many");
   static_assert(kKeys == 32 || kKeys == 64, "4 or 8 lanes copy a row of keys");
-  static_assert(kStages == 1 || kStages == 2, "the next tile is copied behind the products or beside them");
+  static_assert(kStages == 1 || kStages == 2, "the next tile is copied after the products or during them");
 };
 
 // State of rows in shared memory: maxima of the halves of the keys (row sums at the end), and the factor that

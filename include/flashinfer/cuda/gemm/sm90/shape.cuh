@@ -44,7 +44,7 @@ struct GemmShape {
   static constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
   using Out = std::conditional_t<kFp8, bfloat16_t, T>;       // type of the output in whole lines
   static constexpr bool kStores = kSize == GemmSize::kMany;  // by TMA, while the next tile is computed
-  static_assert(kByDepth || !kFp8, "products of 8 bits take numbers of the depth beside each other");
+  static_assert(kByDepth || !kFp8, "wgmma of 8-bit types reads adjacent elements along the depth");
 
   static constexpr int kGroupBytes = 64 * 128;  // weights of a warpgroup: as many elements of k as weights
   static constexpr int kWeightBytes = 2 * kGroupBytes, kTokenBytes = kTokens * 128;
