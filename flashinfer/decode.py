@@ -1,4 +1,4 @@
-"""Attention of one new token per request: of one request, or of a batch with a paged cache.
+"""Attention of the newest tokens of requests: of one request, or of a batch with a paged cache.
 
 The output is ``softmax(sm_scale * q . k) @ v``. Query head ``h`` reads key head ``h // (num_qo_heads /
 num_kv_heads)``. The lse is the base-2 logarithm of the sum of ``exp(logit)``, as for
@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from ._attention.accepted import check_backend, check_hints, check_one_query, check_run
+from ._attention.accepted import check_backend, check_hints, check_queries, check_run
 from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
-from ._attention.engines import fast_decode_plan
+from ._attention.engines import equal_offsets, fast_decode_plan
 from ._attention.masks import NO_MASK_REQUEST
 from ._attention.one_request import attend_one, run_one
 from ._attention.operators import operators_of_module
@@ -29,6 +29,7 @@ from ._attention.signature import HostTables
 from ._attention.wrapper import BatchWrapper
 from ._compat import elsewhere
 from ._compat.refused import declare
+from ._ops.arguments import as_planned
 from ._ops.indices import index_table
 from ._ops.numbers import check_option, whole
 from ._ops.tensors import check_dims
@@ -164,7 +165,7 @@ def single_decode_with_kv_cache_with_jit_module(
 
 
 class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
-    """Attention of one query token per request of a batch, over a paged cache.
+    """Attention of one query token per request of a batch, or of equally many, over a paged cache.
 
     Call ``plan()`` once for each set of lengths, then ``run()`` for each layer.
 
@@ -174,7 +175,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         kv_layout: layout of caches, ``"NHD"`` or ``"HND"``.
         use_cuda_graph: copy tables to the buffers below. A captured ``run()`` then serves all plans with
             their number of requests.
-        use_tensor_cores: accepted and ignored.
+        use_tensor_cores: required for several queries of each request, else without effect.
         paged_kv_indptr_buffer: ``[batch_size + 1]`` int32, for ``indptr``.
         paged_kv_indices_buffer: int32, with the largest length of ``indices``.
         paged_kv_last_page_len_buffer: ``[batch_size]`` int32, for ``last_page_len``.
@@ -186,8 +187,6 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
     Raises:
         ValueError, TypeError: buffers, a layout or a backend that do not fit.
     """
-
-    _family = "decode"
 
     def __init__(
         self,
@@ -270,11 +269,14 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             disable_split_kv: never split keys, with the same effect on results. It has priority over
                 ``fixed_split_size``.
             o_data_type: dtype of the output, by default ``q_data_type``, or float16 for queries of 8 bits.
-            q_len_per_req: 1, the queries of each request.
+            q_len_per_req: the queries of each request. More than 1, as in speculative decoding, need
+                ``use_tensor_cores``. They are the last tokens of the request, and their keys are in the cache:
+                query ``i`` sees the first ``kv_len - q_len_per_req + 1 + i`` keys.
 
         Raises:
-            UnsupportedError: another ``q_len_per_req``.
-            ValueError: tables, sizes or modes that do not fit, a buffer that is too small, or a plan that
+            UnsupportedError: several queries of each request with backend ``"fa3"`` or with ``jit_args``.
+            ValueError: several queries without ``use_tensor_cores``, or more than a request's keys, or
+                another number of queries than the first plan's under CUDA graphs; tables, sizes or modes that do not fit, a buffer that is too small, or a plan that
                 exceeds the sizes of a captured CUDA graph.
             TypeError: dtypes that do not fit.
 
@@ -283,9 +285,11 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         """
         op = self._plan_op
         if not (q_len_per_req == 1 and type(q_len_per_req) is int):
-            check_one_query(op, q_len_per_req)
+            check_queries(op, q_len_per_req, self._use_tensor_cores, self._backend, self._custom is not None)
+        if q_len_per_req != self._q_len_per_req:
+            self._refuse_frozen(op, q_len_per_req)
         kind = kind_of(
-            op, num_qo_heads, num_kv_heads, head_dim, None, True, page_size, False, pos_encoding_mode, window_left,
+            op, num_qo_heads, num_kv_heads, head_dim, None, True, page_size, q_len_per_req > 1, pos_encoding_mode, window_left,
             logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type or data_type or "float16",
             kv_data_type or data_type, self._dtype_o or o_data_type, fixed_split_size, disable_split_kv,
         )  # fmt: skip
@@ -293,14 +297,33 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         indices, last = index_table(op, "indices", indices), index_table(op, "last_page_len", last_page_len)
         if seq_lens is not None or block_tables is not None:
             check_hints(op, indptr.numel() - 1, seq_lens, block_tables)
-        tables = HostTables(None, None, indptr, indices, last)
-        self._compile(
-            PlanRequest(op, kind, tables, _TABLES, (None, *self._paged_buffers), NO_MASK_REQUEST, non_blocking)
-        )
+        queries = None if q_len_per_req == 1 else equal_offsets(indptr.numel() - 1, q_len_per_req)
+        tables = HostTables(queries, None, indptr, indices, last)
+        before = self._q_len_per_req
+        self._q_len_per_req = q_len_per_req
+        try:
+            self._compile(
+                PlanRequest(op, kind, tables, _TABLES, (None, *self._paged_buffers), NO_MASK_REQUEST, non_blocking)
+            )
+        except BaseException:
+            self._q_len_per_req = before  # the last plan is still there
+            raise
         if not self._use_cuda_graph:
             self._paged_kv_last_page_len_buf = last
 
     begin_forward = plan
+
+    @property
+    def _family(self) -> str:  # type: ignore[override]
+        """Kernels of the plan. Those of prefill serve several queries of each request."""
+        return "decode" if self._q_len_per_req == 1 else "prefill"
+
+    def _refuse_frozen(self, op: str, q_len_per_req: int) -> None:
+        if self._use_cuda_graph and self._planned is not None:
+            raise ValueError(
+                f"{op}: q_len_per_req: got {q_len_per_req}, wanted {self._q_len_per_req}, frozen by the first plan:"
+                " a captured CUDA graph has its shape"
+            )
 
     def run(
         self,
@@ -316,39 +339,41 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         enable_pdl: bool | None = None,
         window_left: int | None = None,
         sinks: torch.Tensor | None = None,
-        q_len_per_req: int | None = 1,
+        q_len_per_req: int | None = None,
         kv_cache_sf: Any = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Compute attention of the planned batch.
 
         Args:
-            q: ``[batch_size, num_qo_heads, head_dim]``.
+            q: ``[batch_size * q_len_per_req, num_qo_heads, head_dim]``, the queries of a request together.
             paged_kv_cache: ``[max_num_pages, 2, page_size, num_kv_heads, head_dim]`` (NHD) or
                 ``[max_num_pages, 2, num_kv_heads, page_size, head_dim]`` (HND), or a ``(k_cache, v_cache)``
                 pair without the dimension of 2. The last dimension is contiguous; other strides are free. On
                 CUDA rows start at multiples of 16 bytes. Slots that no request owns have no effect.
             args: with ``jit_args``, the variant's additional tensors, then its scalars.
             q_scale, k_scale, v_scale: as for :func:`single_decode_with_kv_cache`.
-            out: ``[batch_size, num_qo_heads, head_dim]`` to write the output to. Allocated by default.
-            lse: ``[batch_size, num_qo_heads]`` float32, contiguous, to write the lse to.
+            out: ``q``'s shape, to write the output to. Allocated by default.
+            lse: ``[batch_size * q_len_per_req, num_qo_heads]`` float32, contiguous, to write the lse to.
             return_lse: return ``(out, lse)``.
             enable_pdl: accepted and ignored.
             window_left: ``None`` or the planned value.
             sinks: ``[num_qo_heads]`` float32, a logit of each query head after scale and cap. It joins the
                 softmax denominator of the head's rows and has no value. The lse includes it.
-            q_len_per_req: 1, the queries of each request.
+            q_len_per_req: ``None`` or the planned value.
             kv_cache_sf: ``None``. Caches of 4 bits are not supported.
 
         Returns:
-            ``[batch_size, num_qo_heads, head_dim]`` of ``o_data_type``. With ``return_lse`` also
-            ``[batch_size, num_qo_heads]`` float32, in base 2.
+            ``q``'s shape of ``o_data_type``. With ``return_lse`` also ``[batch_size * q_len_per_req,
+            num_qo_heads]`` float32, in base 2.
 
         Raises:
             ValueError: no plan, or shapes, strides or devices that do not fit it.
             TypeError: dtypes that do not fit it.
         """
-        if not (window_left is None and kv_cache_sf is None and q_len_per_req == 1):
-            check_run(f"{self._name}.run", self._window_left, window_left, q_len_per_req, kv_cache_sf)
+        if not (window_left is None and kv_cache_sf is None):
+            check_run(f"{self._name}.run", self._window_left, window_left, kv_cache_sf)
+        if q_len_per_req is not None:
+            as_planned(f"{self._name}.run", "q_len_per_req", q_len_per_req, self._q_len_per_req)
         return self._run_paged(q, paged_kv_cache, args, (q_scale, k_scale, v_scale), out, lse, return_lse, sinks)
 
     run_return_lse = partialmethod(run, return_lse=True)

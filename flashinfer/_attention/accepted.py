@@ -44,21 +44,32 @@ def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object
             whole(op, name, hint, 0)
 
 
-def check_run(
-    op: str, planned_window: int, window_left: int | None, q_len_per_req: int | None = None, kv_cache_sf: Any = None
-) -> None:
+def check_run(op: str, planned_window: int, window_left: int | None, kv_cache_sf: Any = None) -> None:
     """Check arguments of ``run()`` that must equal the plan's, or that need kernels of other libraries."""
     if window_left is not None:
         as_planned(op, "window_left", max(whole(op, "window_left", window_left), -1), max(planned_window, -1))
-    check_one_query(op, q_len_per_req)
     _refuse(op, "kv_cache_sf", kv_cache_sf, FP4)
 
 
-def check_one_query(op: str, q_len_per_req: int | None) -> None:
-    """Check that each request of decode has one query."""
-    if q_len_per_req is not None and whole(op, "q_len_per_req", q_len_per_req) != 1:
-        raise UnsupportedError(
-            f"{op}: q_len_per_req: got {q_len_per_req}, wanted 1: use BatchPrefillWithPagedKVCacheWrapper"
+def check_queries(op: str, q_len_per_req: int, use_tensor_cores: bool, backend: str, is_custom: bool) -> None:
+    """Check that a wrapper of decode can plan several queries of each request."""
+    if positive(op, "q_len_per_req", q_len_per_req) == 1:
+        return
+    got = f"{op}: q_len_per_req: got {q_len_per_req}"
+    if not use_tensor_cores:
+        raise ValueError(f"{got}, wanted 1 without use_tensor_cores=True of the constructor")
+    if backend == "fa3":
+        raise UnsupportedError(f"{got} with backend 'fa3', wanted backend 'fa2' or 'auto'")
+    if is_custom:
+        raise UnsupportedError(f"{got} with jit_args, wanted 1: a variant of decode has one query of each request")
+
+
+def check_kv_lens(op: str, q_len_per_req: int, kv_lens: torch.Tensor) -> None:
+    """Check that each query of a request sees a key. ``kv_lens`` are on the host."""
+    if q_len_per_req > 1 and kv_lens.numel() and (fewest := int(kv_lens.min())) < q_len_per_req:
+        raise ValueError(
+            f"{op}: q_len_per_req: got {q_len_per_req} and a request of {fewest} keys, wanted at least as many keys:"
+            " a query would have an empty KV range"
         )
 
 

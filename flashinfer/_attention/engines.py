@@ -15,7 +15,7 @@ from .._ops.arguments import as_planned, check_present
 from .._ops.indices import check_offsets
 from .._ops.numbers import check_range
 from ..utils import canonicalize_torch_dtype
-from .accepted import cut_of
+from .accepted import check_kv_lens, cut_of
 from .arguments import CAUSAL, NON_CAUSAL, POS_ENCODINGS
 from .lists import Scheduler
 from .plan import Options, Plan
@@ -197,8 +197,8 @@ def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
     if given.window_left is not None:
         logits = logits._replace(window_left=int(given.window_left))
     causal = options.causal if given.causal is None else CAUSAL if given.causal else NON_CAUSAL
-    if wrapper._family == "decode":
-        causal = NON_CAUSAL
+    if wrapper._q_len_per_req > 1 or wrapper._family == "decode":
+        causal = options.causal
     cut = requests.cut
     if given.fixed_split_size is not None or given.disable_split_kv:
         cut = cut_of(op, given.fixed_split_size, given.disable_split_kv, given.page_size)
@@ -221,14 +221,22 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
     else:
         (last,) = on_host(wrapper._paged_kv_last_page_len_buf)
         kv_lens = paged_kv_lens(op, "last_page_len", near_indptr, last, given.page_size)
+    check_kv_lens(op, wrapper._q_len_per_req, kv_lens)
     qo_indptr = None
-    if wrapper._family != "decode" and given.qo_indptr is not None:
+    if wrapper._q_len_per_req > 1:
+        qo_indptr = equal_offsets(given.batch_size, wrapper._q_len_per_req)
+    elif wrapper._family != "decode" and given.qo_indptr is not None:
         qo_indptr = given.qo_indptr.clone()
         check_offsets(op, "qo_indptr", qo_indptr, given.batch_size)
     rows, row_start = (given.batch_size, 0) if qo_indptr is None else (int(qo_indptr[-1]), int(qo_indptr[0]))
     pages = check_indices(op, "indices", indices, "kv_indptr", first, used)
     near = wrapper.device
     return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near), row_start=row_start)
+
+
+def equal_offsets(batch_size: int, q_len_per_req: int) -> torch.Tensor:
+    """Return ``qo_indptr`` of requests with equally many queries, on the host."""
+    return torch.arange(batch_size + 1, dtype=torch.int32, device="cpu").mul_(q_len_per_req)
 
 
 def fast_decode_plan(
@@ -265,8 +273,13 @@ def fast_decode_plan(
             plan for such queries.
 
     Raises:
-        ValueError, TypeError, UnsupportedError: as ``plan()``.
+        ValueError, TypeError, UnsupportedError: as ``plan()``, or several queries of each request without a
+            prior plan, which fixes the shape of a graph.
     """
+    if q_len_per_req != 1 and self._planned is None:
+        raise ValueError(
+            f"fast_decode_plan: q_len_per_req: got {q_len_per_req} without a prior plan, wanted plan() first"
+        )
     near = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
     if page_size == 1 and last_page_len.device.type != "cpu":
         last_page_len = torch.ones(len(last_page_len), dtype=torch.int32, device="cpu")

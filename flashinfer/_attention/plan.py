@@ -183,8 +183,9 @@ def refuse_copies(name: str) -> NoReturn:
 
 
 def check_inputs(
-    op: str, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int, more_rows: bool
-) -> None:
+    op: str, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int, more_rows: bool,
+    q_len_per_req: int = 1,
+) -> None:  # fmt: skip
     """Check that a run fits the plan of ``rows`` queries and ``kv_rows`` pages or rows of ragged keys.
 
     ``more_rows``: queries may be more than were planned.
@@ -195,7 +196,8 @@ def check_inputs(
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_device(op, name, x, device, " as the plan's tables are")
     if not (more_rows and exceeds(q.shape[0], rows)):
-        as_planned(op, "q", q.shape[0], rows, "queries")
+        unit = "queries" if q_len_per_req == 1 else f"queries of q_len_per_req {q_len_per_req}"
+        as_planned(op, "q", q.shape[0], rows, unit)
     heads, tokens = k.dim() - 2 - layout, k.dim() - 3 + layout
     as_planned(op, "q", q.shape[1], shape.num_qo_heads, "heads")
     as_planned(op, "k", k.shape[heads], shape.num_kv_heads, "heads")

@@ -11,6 +11,7 @@ import torch
 
 from .._ops.arguments import check_planned
 from ..jit.frozen import refuse_capture
+from .accepted import check_kv_lens
 from .arguments import CAUSAL, MULTI_ITEM, Logits, logits_of, variant_of
 from .bound import Bound
 from .engines import EngineContract
@@ -33,6 +34,7 @@ class Planner(EngineContract):
     """Base of the wrappers: makes plans."""
 
     _family, _backend = "prefill", "auto"
+    _q_len_per_req = 1  # queries of each request without qo_indptr
     _name: str
     _layout: int
     _use_cuda_graph: bool
@@ -69,6 +71,7 @@ class Planner(EngineContract):
         rows, row_start, kv_rows, kv_start, kv_end = made.extent
         if given.kv_indices is not None and given.kv_indices.numel() < kv_end:
             bad_tables(request, near)
+        check_kv_lens(request.op, self._q_len_per_req, made.kv_lens)
         tables = Tables(request.op, self.device, request.non_blocking)
         kv_indptr, kv_indices = take_tables(tables, request, kv_end)
         if queries is not None:
@@ -128,12 +131,18 @@ class Planner(EngineContract):
         graph_rows = None if bounds is None or self.device.type != "cuda" else bounds.num_queries
         planned = make_plan(
             requests, lists, extent, options, operators, self._former.get(options),
-            device=self.device, graph_rows=graph_rows, more_rows=self._use_cuda_graph,
+            device=self.device, graph_rows=graph_rows,
+            more_rows=self._more_rows,
         )  # fmt: skip
         if len(self._former) >= MOST_OPTIONS:
             self._former.clear()
         self._former[options] = planned
         return planned
+
+    @property
+    def _more_rows(self) -> bool:
+        """True if a run may bring more queries than were planned."""
+        return self._use_cuda_graph and self._q_len_per_req == 1
 
     def _keep(self, planned: Plan) -> None:
         self._plans, self._plan_options = {planned.options: planned}, planned.options

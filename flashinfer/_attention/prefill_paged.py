@@ -230,7 +230,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             TypeError: dtypes that do not fit it.
         """
         if not (window_left is None and kv_cache_sf is None):
-            check_run(f"{self._name}.run", self._window_left, window_left, kv_cache_sf=kv_cache_sf)
+            check_run(f"{self._name}.run", self._window_left, window_left, kv_cache_sf)
         return self._run_paged(q, paged_kv_cache, args, (q_scale, k_scale, v_scale), out, lse, return_lse, sinks)
 
     run_return_lse = partialmethod(run, return_lse=True)

@@ -157,8 +157,9 @@ class BatchWrapper(Planner):
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._seen:
             check_inputs(
-                f"{self._name}.run", planned, q, k, v, planned.batch.rows, planned.batch.kv_rows, self._use_cuda_graph
-            )
+                f"{self._name}.run", planned, q, k, v, planned.batch.rows, planned.batch.kv_rows, self._more_rows,
+                self._q_len_per_req,
+            )  # fmt: skip
             self._seen = seen
         if not q.is_contiguous() or q.is_cuda:
             q = rows_of(q)
@@ -192,7 +193,7 @@ class BatchWrapper(Planner):
         op = f"{self._name}.run"
         no_more(op, args, " without jit_args")
         sizes = from_shape(planned.sizes)
-        check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._use_cuda_graph)
+        check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._more_rows, self._q_len_per_req)
         shape, logits, setting = planned.shape, planned.logits, planned.setting
         out, lse = results_of(op, shape, q, out, lse, return_lse)
         q, by_head, finish = rows_of(q), None, None

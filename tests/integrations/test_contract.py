@@ -13,7 +13,6 @@ import torch
 
 import flashinfer
 from flashinfer.decode import fast_decode_plan
-from flashinfer.errors import UnsupportedError
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
 
@@ -169,7 +168,7 @@ def test_fast_decode_plan_is_one_object():
 
 
 def test_one_query_of_each_request(device):
-    """Engines pass q_len_per_req=1 with every plan. More queries are an error."""
+    """Engines pass q_len_per_req=1 with every plan. tests/decode/test_decode_queries.py has more queries."""
     wrapper, (paged, q) = decode(device), batch(device, [5, 9])
     arguments = (*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1)
     wrapper.plan(*arguments, q_data_type=DTYPE, q_len_per_req=1)
@@ -177,8 +176,6 @@ def test_one_query_of_each_request(device):
     fast_decode_plan(wrapper, *arguments, q_data_type=DTYPE, q_len_per_req=1)
     assert_near(wrapper.run(q, paged.cache), wanted(q, paged))
     for plan in (wrapper.plan, partial(fast_decode_plan, wrapper)):
-        with pytest.raises(UnsupportedError, match="plan: q_len_per_req: got 2, wanted 1: use BatchPrefill"):
-            plan(*arguments, q_data_type=DTYPE, q_len_per_req=2)
         with pytest.raises(TypeError, match="plan: q_len_per_req: got 1.0, wanted an integer"):
             plan(*arguments, q_data_type=DTYPE, q_len_per_req=1.0)
     assert_near(wrapper.run(q, paged.cache), wanted(q, paged))

@@ -176,7 +176,7 @@ def test_unsupported_arguments_of_newer_engines(device):
     wrapper.plan(*tables, HEADS, KV_HEADS, DIM, 16, q_data_type=DTYPE)
     for error, message, options in (
         (flashinfer.errors.UnsupportedError, "kv_cache_sf: got Tensor", dict(kv_cache_sf=int32([0]))),
-        (flashinfer.errors.UnsupportedError, "q_len_per_req: got 2, wanted 1", dict(q_len_per_req=2)),
+        (ValueError, r"q_len_per_req: got 2, and plan\(\) was called for 1", dict(q_len_per_req=2)),
         (ValueError, r"window_left: got 3, and plan\(\) was called for -1", dict(window_left=3)),
     ):
         with pytest.raises(error, match=message):
