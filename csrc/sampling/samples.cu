@@ -5,7 +5,8 @@
 namespace flashinfer::cuda {
 
 void launch_samples(const SampleParams& p, const Launch& where) {
-  if (!p.indices.data && is_held(p.num_outputs, p.vocab_size, where.device)) return launch_held_samples(p, where);
+  if (!p.indices.data && fits_cluster_smem(p.num_outputs, p.vocab_size, where.device))
+    return launch_cluster_smem_samples(p, where);
   const Shape shape = resident_shape(p.num_outputs, p.vocab_size, where.device);
   const Groups groups = Groups::of(p, shape, 2, where.device);
   if (!shape.resident) return launch_streamed_samples(p, shape, groups, where);

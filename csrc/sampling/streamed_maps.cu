@@ -1,6 +1,6 @@
 // softmax, renormalised and masked rows that are too long for shared memory.
 #include <flashinfer/cuda/sampling/launch.cuh>
-#include <flashinfer/cuda/sampling/ranks.cuh>
+#include <flashinfer/cuda/sampling/top_k.cuh>
 
 namespace flashinfer::cuda {
 

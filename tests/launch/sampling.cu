@@ -15,15 +15,15 @@
 using namespace flashinfer;
 using cuda::Shape;
 
-// Static shared memory equals that of the family's kernels: Scratch, and the sums of a held row's warps.
+// Static shared memory equals that of the family's kernels: Scratch, and the sums of the warps of a row in cluster memory.
 __global__ void search(int* out) {
   cuda::set_scratch([&](cuda::Scratch& s) { s.counter = 1; });
   *out = static_cast<int>(cuda::scratch().counter);
 }
 __global__ void hold(int* out) {
-  volatile __shared__ uint64_t parts[cuda::kHeldWarps];
+  volatile __shared__ uint64_t parts[cuda::kClusterSmemWarps];
   cuda::set_scratch([&](cuda::Scratch& s) { s.counter = 1; });
-  parts[threadIdx.x % cuda::kHeldWarps] = threadIdx.x;
+  parts[threadIdx.x % cuda::kClusterSmemWarps] = threadIdx.x;
   *out = static_cast<int>(cuda::scratch().counter + parts[0]);
 }
 
@@ -70,9 +70,9 @@ int main(int count, char** words) {
         cuda::launch_rows<hold>(shape, rows, where, &out);
       };
       run(cuda::resident_shape(rows, vocab, 0), search_rows, &longest[0]);
-      run(cuda::plain_shape(rows, vocab, 0), search_rows, &longest[1]);
+      run(cuda::unfiltered_shape(rows, vocab, 0), search_rows, &longest[1]);
       run(cuda::stream_shape(rows, vocab, 0), hold_rows, nullptr);
-      if (cuda::is_held(rows, vocab, 0)) run(cuda::held_shape(vocab), hold_rows, nullptr);
+      if (cuda::fits_cluster_smem(rows, vocab, 0)) run(cuda::cluster_smem_shape(vocab), hold_rows, nullptr);
     }
   }
   std::printf("%d near the limit, %d failures, longest rows %lld filtered %lld plain\n", near, failures,

@@ -19,7 +19,8 @@ def gen_sampling_module(device: object = None, dtypes: Iterable[str] = DTYPES) -
     spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
     # The kernels that compile longest have files of their own.
     names = (
-        "few", "few_maps", "held", "nucleus", "samples", "streamed_samples", "maps", "streamed_maps", "masks", "ranks"
+        "candidates", "candidate_maps", "cluster_smem", "nucleus", "samples", "streamed_samples", "maps", "streamed_maps",
+        "masks", "top_k",
     )  # fmt: skip
     parts = [f"csrc/sampling/{name}.cu" for name in names] if backend == "cuda" else []
     return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]))

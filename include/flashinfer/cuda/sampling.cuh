@@ -6,23 +6,23 @@
 // holds:   clusters (sm_90 on), V <= 131,072, R * ceil(V / 16,384) <= 2 * number of SMs, no indices.
 //
 //   draws by                           condition                                    kernel
-//   no filter                          streams                                      few.cuh
-//   min_p of probabilities             streams                                      few.cuh
-//   top_k <= 128, equal for all (1)    streams                                      few.cuh
+//   no filter                          streams                                      candidates.cuh
+//   min_p of probabilities             streams                                      candidates.cuh
+//   top_k <= 128, equal for all (1)    streams                                      candidates.cuh
 //   top_p of probabilities             streams, but R >= SMs / 3; V % 4 == 0;       nucleus.cuh
 //                                      225 KB of shared memory (sm_90, sm_100)
-//   filters                            holds                                        held_kernels.cuh
+//   filters                            holds                                        cluster_smem_kernels.cuh
 //   filters                            any                                          rows.cuh (2)
-//   no filter                          any                                          plain.cuh
+//   no filter                          any                                          unfiltered.cuh
 //
 //   rows to rows (softmax, renorm, mask)
-//   top_k mask or renorm, k <= 128     streams, k equal for all rows                few.cuh
+//   top_k mask or renorm, k <= 128     streams, k equal for all rows                candidates.cuh
 //   top_p renorm                       as top_p above, but R >= SMs                 nucleus.cuh
-//   softmax, top_p renorm              holds, but any R                             held_kernels.cuh
-//   top_k mask or renorm               holds                                        held_kernels.cuh
-//   any                                any                                          rows.cuh, ranks.cuh (2)
+//   softmax, top_p renorm              holds, but any R                             cluster_smem_kernels.cuh
+//   top_k mask or renorm               holds                                        cluster_smem_kernels.cuh
+//   any                                any                                          rows.cuh, top_k.cuh (2)
 //
-//   the k largest with indices         any                                          ranks.cuh (2)
+//   the k largest with indices         any                                          top_k.cuh (2)
 //   verification of drafts             any                                          chain.cuh
 //
 // (1) Probabilities: also with top_p and min_p. Logits: top_k first, also with top_p.
@@ -31,30 +31,30 @@
 //
 // Times that decided, in us: H200, float32, V = 128,256, flat rows, at R = 32 / 64 / 512.
 //
-//                       rows.cuh or plain.cuh   others
-//   no filter           22 / 27 / 83            few: 80 at 512; plain in at most one CTA per SM: 15 / 18
-//   min_p 0.1           29 / 26 / 149           held: 15 at 32; few: 130 at 512
-//   top_k 50            52 / 37 / 202           held: 27 at 32, 244 at 512; few: 120 at 512
-//   top_p 0.9           62 / 69 / 384           held: 35 at 32, 61 at 48; nucleus: 45 at 64, 179 at 512
-//   top_k 50, top_p     86 / 78 / 450           held: 47 at 32, 443 at 512; few: 135 at 512
-//   softmax             26 / 29 / 249           held: 15 / 30 / 191; three streamed passes: 249 at 512
-//   top_p renorm 0.9    58 / 73 / 456           held: 36 / 62 / 375; nucleus: 65 at 64, 282 at 512
-//   top_k mask 50       37 / 32 / 237           held: 23 at 32; few: 161 at 512
-//   top_k renorm 50     49 / 41 / 277           held: 28 at 32; few: 174 at 512
+//                       rows or unfiltered      others
+//   no filter           22 / 27 / 83            candidates: 80 at 512; unfiltered in at most one CTA per SM: 15 / 18
+//   min_p 0.1           29 / 26 / 149           cluster_smem: 15 at 32; candidates: 130 at 512
+//   top_k 50            52 / 37 / 202           cluster_smem: 27 at 32, 244 at 512; candidates: 120 at 512
+//   top_p 0.9           62 / 69 / 384           cluster_smem: 35 at 32, 61 at 48; nucleus: 45 at 64, 179 at 512
+//   top_k 50, top_p     86 / 78 / 450           cluster_smem: 47 at 32, 443 at 512; candidates: 135 at 512
+//   softmax             26 / 29 / 249           cluster_smem: 15 / 30 / 191; three streamed passes: 249 at 512
+//   top_p renorm 0.9    58 / 73 / 456           cluster_smem: 36 / 62 / 375; nucleus: 65 at 64, 282 at 512
+//   top_k mask 50       37 / 32 / 237           cluster_smem: 23 at 32; candidates: 161 at 512
+//   top_k renorm 50     49 / 41 / 277           cluster_smem: 28 at 32; candidates: 174 at 512
 #pragma once
 
 #include <flashinfer/cuda/sampling/chain.cuh>
 #include <flashinfer/cuda/sampling/launch.cuh>
-#include <flashinfer/cuda/sampling/plain.cuh>
+#include <flashinfer/cuda/sampling/unfiltered.cuh>
 
 namespace flashinfer::cuda {
 
 inline void sample_rows(const SampleParams& p, const Launch& where) {
-  if (launch_few_samples(p, where) || launch_nucleus_samples(p, where)) return;
+  if (launch_candidate_samples(p, where) || launch_nucleus_samples(p, where)) return;
   if (p.filters()) return launch_samples(p, where);
-  const Shape shape = plain_shape(p.num_outputs, p.vocab_size, where.device);
+  const Shape shape = unfiltered_shape(p.num_outputs, p.vocab_size, where.device);
   const Groups groups = Groups::of(p, shape, 4, where.device);
-  launch_rows<plain_kernel>(shape, groups.count, where, p, groups.outputs);
+  launch_rows<unfiltered_kernel>(shape, groups.count, where, p, groups.outputs);
 }
 
 inline void map_rows(const MapRowsParams& p, const Launch& where) {
@@ -62,7 +62,7 @@ inline void map_rows(const MapRowsParams& p, const Launch& where) {
 }
 
 inline void chain_sample(const ChainParams& p, const Launch& where) {
-  launch_rows<chain_kernel>(plain_shape(p.batch_size, p.vocab_size, where.device), p.batch_size, where, p);
+  launch_rows<chain_kernel>(unfiltered_shape(p.batch_size, p.vocab_size, where.device), p.batch_size, where, p);
 }
 
 }  // namespace flashinfer::cuda

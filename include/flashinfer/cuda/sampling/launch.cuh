@@ -44,7 +44,7 @@ inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
 }
 
 // Shape of unfiltered draws. A finer split takes longer: 64 rows in 256 CTAs take 27 us, in 128 CTAs 18 us.
-inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
+inline Shape unfiltered_shape(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int64_t chunks = num_chunks(vocab_size);
   int size = 1;
@@ -52,18 +52,18 @@ inline Shape plain_shape(int64_t rows, int64_t vocab_size, int device) {
   return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, 0, true), false};
 }
 
-// Return true for rows that clusters hold in shared memory (held.cuh). The device needs clusters, and
+// Return true for rows that clusters hold in shared memory (cluster_smem.cuh). The device needs clusters, and
 // most of the rows must run at once.
-inline bool is_held(int64_t rows, int64_t vocab_size, int device) {
+inline bool fits_cluster_smem(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int64_t chunks = num_chunks(vocab_size);
-  return info.major >= 9 && chunks <= kHeldChunks &&
+  return info.major >= 9 && chunks <= kClusterSmemChunks &&
          rows * ((chunks + kOwnChunks - 1) / kOwnChunks) <= 2 * info.num_sms;
 }
 
-inline Shape held_shape(int64_t vocab_size) {
+inline Shape cluster_smem_shape(int64_t vocab_size) {
   const int chunks = static_cast<int>(num_chunks(vocab_size)), size = (chunks + kOwnChunks - 1) / kOwnChunks;
-  return {size, kHeldThreads, Held::bytes(Engine<true>::own_chunks(chunks, size)), false};
+  return {size, kClusterSmemThreads, ClusterSmem::bytes(Engine<true>::own_chunks(chunks, size)), false};
 }
 
 // Shape for rows that persistent CTAs stream (stream.cuh), at least one row per SM. Zero bytes: not served.
@@ -71,7 +71,7 @@ inline Shape stream_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t bytes = StreamRow::bytes();
   const bool serves =
       rows >= device_info(device).num_sms && StreamRow::fits(vocab_size) && bytes <= shared_memory(device);
-  return {1, kHeldThreads, serves ? bytes : 0, false};
+  return {1, kClusterSmemThreads, serves ? bytes : 0, false};
 }
 
 inline int64_t stream_blocks(int64_t rows, int device) {
@@ -100,12 +100,12 @@ struct Groups {
 
 // Launchers. Each is compiled in a file of csrc/sampling. A launcher with a bool result returns false if it does not
 // serve the call.
-bool launch_few_samples(const SampleParams& p, const Launch& where);
+bool launch_candidate_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_maps(const MapRowsParams& p, const Launch& where);
-bool launch_few_maps(const MapRowsParams& p, const Launch& where);
-void launch_held_samples(const SampleParams& p, const Launch& where);
-void launch_held_maps(const MapRowsParams& p, const Launch& where);
+bool launch_candidate_maps(const MapRowsParams& p, const Launch& where);
+void launch_cluster_smem_samples(const SampleParams& p, const Launch& where);
+void launch_cluster_smem_maps(const MapRowsParams& p, const Launch& where);
 void launch_samples(const SampleParams& p, const Launch& where);
 void launch_maps(const MapRowsParams& p, const Launch& where);
 void launch_masks(const MapRowsParams& p, const Launch& where);

@@ -20,11 +20,13 @@ struct Interval {
   float low, high;
 };
 
-struct NucleusRead : HeldRow {
+struct NucleusRead : ClusterSmemRow {
   int first_pair, own_pairs;
 
   static int64_t bytes() {
-    return (3 * kHeldChunks + kBins + kSampleBins + kHeldChunks * (kSumChunk / 4) + 5 * kCollectedGroups) * int64_t{4};
+    return (3 * kClusterSmemChunks + kBins + kSampleBins + kClusterSmemChunks * (kSumChunk / 4) +
+            5 * kCollectedGroups) *
+           int64_t{4};
   }
 
   // Functions construct it again instead of taking it as an argument, because it has few members.
@@ -39,7 +41,7 @@ struct NucleusRead : HeldRow {
   __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
   __device__ __forceinline__ float* groups() const { return reinterpret_cast<float*>(sample() + kSampleBins); }
   // Collected groups: four elements and the group's index, in lists of kAside words.
-  __device__ __forceinline__ float* collected() const { return groups() + kHeldChunks * (kSumChunk / 4); }
+  __device__ __forceinline__ float* collected() const { return groups() + kClusterSmemChunks * (kSumChunk / 4); }
   __device__ __forceinline__ float4 of_group(uint32_t i) const {
     const float* at = collected() + i;
     return make_float4(at[0], at[kCollectedGroups], at[2 * kCollectedGroups], at[3 * kCollectedGroups]);

@@ -5,34 +5,35 @@
 #pragma once
 
 #include <flashinfer/cuda/ptx/cp_async.cuh>
-#include <flashinfer/cuda/sampling/held_rows.cuh>
+#include <flashinfer/cuda/sampling/cluster_smem_rows.cuh>
 
 namespace flashinfer::cuda {
 
-constexpr int kStreamBlocks = 2;             // CTAs per SM
-constexpr int kPairs = kHeldChunks / 2;      // of a row, at most
-constexpr int kLeastPairs = 2 * kHeldWarps;  // of a row: two per warp
-constexpr int kCollected = 6400;             // collected elements, at most
+constexpr int kStreamBlocks = 2;                    // CTAs per SM
+constexpr int kPairs = kClusterSmemChunks / 2;      // of a row, at most
+constexpr int kLeastPairs = 2 * kClusterSmemWarps;  // of a row: two per warp
+constexpr int kCollected = 6400;                    // collected elements, at most
 
-struct StreamRow : HeldRow {
+struct StreamRow : ClusterSmemRow {
   int first_pair, own_pairs;  // of the warp
   uint32_t step;              // pairs that the warp has read
 
   static int64_t bytes() {
-    return (3 * kHeldChunks + kBins + kCollected + kCollected / 2 + 2 * kPairs + kHeldWarps * 4 * kSumChunk) *
+    return (3 * kClusterSmemChunks + kBins + kCollected + kCollected / 2 + 2 * kPairs +
+            kClusterSmemWarps * 4 * kSumChunk) *
            int64_t{4};
   }
   static bool fits(int64_t vocab_size) {
     const int64_t chunks = num_chunks(vocab_size);
-    return chunks >= 2 * kLeastPairs && chunks <= kHeldChunks;
+    return chunks >= 2 * kLeastPairs && chunks <= kClusterSmemChunks;
   }
 
   __device__ static StreamRow of(int64_t n) {
     StreamRow x;
     x.e = Engine<false>::of(n);
     const int pairs = (x.e.chunks + 1) / 2;
-    x.first_pair = x.e.warp() * pairs / kHeldWarps;
-    x.own_pairs = (x.e.warp() + 1) * pairs / kHeldWarps - x.first_pair;
+    x.first_pair = x.e.warp() * pairs / kClusterSmemWarps;
+    x.own_pairs = (x.e.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
     x.step = 0;
     return x;
   }
@@ -147,8 +148,8 @@ struct StreamRow : HeldRow {
 
   // Search the collected elements. A separate function limits registers.
   template <bool kMass>
-  __device__ __noinline__ static Edge search(HeldSearch x, uint32_t count, uint32_t low, uint32_t high, uint64_t need,
-                                             Weights weights) {
+  __device__ __noinline__ static Edge search(ClusterSmemSearch x, uint32_t count, uint32_t low, uint32_t high,
+                                             uint64_t need, Weights weights) {
     return x.search_gathered<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
   }
 

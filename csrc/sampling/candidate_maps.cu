@@ -1,7 +1,7 @@
 // Masks and renormalisation of long rows that keep few elements.
-#include <flashinfer/cuda/sampling/few.cuh>
+#include <flashinfer/cuda/sampling/candidates.cuh>
 #include <flashinfer/cuda/sampling/launch.cuh>
-#include <flashinfer/cuda/sampling/ranks.cuh>
+#include <flashinfer/cuda/sampling/top_k.cuh>
 
 namespace flashinfer::cuda {
 
@@ -35,7 +35,8 @@ __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t
 
 // The fill value is written while the row is read, then the few kept elements.
 template <bool kMask>
-__global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) few_map_kernel(const __grid_constant__ MapRowsParams p) {
+__global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
+    candidate_map_kernel(const __grid_constant__ MapRowsParams p) {
   each_row(
       p.input, p.num_rows, p.vocab_size, [&](StreamRow& stream, int64_t row, const Source& source, const Source& next) {
         FewRow x{stream};
@@ -96,14 +97,14 @@ __global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) few_map_kernel(co
       });
 }
 
-bool launch_few_maps(const MapRowsParams& p, const Launch& where) {
+bool launch_candidate_maps(const MapRowsParams& p, const Launch& where) {
   if (p.map == RowMap::kSoftmax || p.map == RowMap::kTopPRenorm) return false;
-  if (p.number.data || p.number.integer < 0 || p.number.integer > kMostFew) return false;
+  if (p.number.data || p.number.integer < 0 || p.number.integer > kMostTopK) return false;
   const Shape shape = stream_shape(p.num_rows, p.vocab_size, where.device);
   if (shape.bytes == 0) return false;
   const int64_t grid = stream_blocks(p.num_rows, where.device);
-  p.map == RowMap::kTopKMask ? launch_rows<few_map_kernel<true>>(shape, grid, where, p)
-                             : launch_rows<few_map_kernel<false>>(shape, grid, where, p);
+  p.map == RowMap::kTopKMask ? launch_rows<candidate_map_kernel<true>>(shape, grid, where, p)
+                             : launch_rows<candidate_map_kernel<false>>(shape, grid, where, p);
   return true;
 }
 

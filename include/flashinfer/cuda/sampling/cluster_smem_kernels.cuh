@@ -1,12 +1,12 @@
-// Kernels for rows that a cluster holds; counterparts of those in rows.cuh and ranks.cuh.
+// Kernels for rows that a cluster holds; counterparts of those in rows.cuh and top_k.cuh.
 #pragma once
 
-#include <flashinfer/cuda/sampling/held_rows.cuh>
+#include <flashinfer/cuda/sampling/cluster_smem_rows.cuh>
 
 namespace flashinfer::cuda {
 
-__device__ __forceinline__ HeldRow start_held(int64_t n) {
-  HeldRow x;
+__device__ __forceinline__ ClusterSmemRow start_cluster_smem(int64_t n) {
+  ClusterSmemRow x;
   x.e = Engine<false>::of(n);
   x.e.arrive();
   wait_for_inputs();
@@ -14,10 +14,10 @@ __device__ __forceinline__ HeldRow start_held(int64_t n) {
   return x;
 }
 
-__global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
-    held_sample_kernel(const __grid_constant__ SampleParams p) {
+__global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
+    cluster_smem_sample_kernel(const __grid_constant__ SampleParams p) {
   const int64_t row = blockIdx.x / ptx::cluster_size();
-  HeldRow x = start_held(p.vocab_size);
+  ClusterSmemRow x = start_cluster_smem(p.vocab_size);
   const Source source = Source::of(p.input, row * p.input.stride, p.vocab_size);
   Filters f = Filters::of(p, row, row);
   Totals totals{{1, 1}, 0, false};
@@ -48,9 +48,10 @@ __global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
 }
 
 // softmax, renormalised rows and masked logits.
-__global__ void __launch_bounds__(kHeldThreads, kHeldBlocks) held_map_kernel(const __grid_constant__ MapRowsParams p) {
+__global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
+    cluster_smem_map_kernel(const __grid_constant__ MapRowsParams p) {
   const int64_t row = blockIdx.x / ptx::cluster_size();
-  HeldRow x = start_held(p.vocab_size);
+  ClusterSmemRow x = start_cluster_smem(p.vocab_size);
   const Source source = Source::of(p.input, row * p.input.stride, p.vocab_size);
   const auto write = [&](DType dtype, const auto& change) {
     x.each_chunk([&](Chunk& chunk, int which) {

@@ -1,7 +1,7 @@
 // Filters of and draws from rows that a cluster holds; counterpart of rows.cuh.
 #pragma once
 
-#include <flashinfer/cuda/sampling/held_threshold.cuh>
+#include <flashinfer/cuda/sampling/cluster_smem_threshold.cuh>
 #include <flashinfer/cuda/sampling/rows.cuh>
 
 namespace flashinfer::cuda {
@@ -14,7 +14,7 @@ struct Exponential {
   }
 };
 
-struct HeldRow : HeldSearch {
+struct ClusterSmemRow : ClusterSmemSearch {
   // Apply the filters and return the threshold, as apply() in rows.cuh.
   __device__ __forceinline__ float filter(const Filters& f, bool top_k_first, DType dtype, Totals& row) {
     float t = 0;

@@ -5,7 +5,7 @@
 // next write.
 #pragma once
 
-#include <flashinfer/cuda/sampling/held.cuh>
+#include <flashinfer/cuda/sampling/cluster_smem.cuh>
 #include <flashinfer/cuda/sampling/threshold.cuh>
 
 namespace flashinfer::cuda {
@@ -16,7 +16,7 @@ struct Gathered {
   uint32_t total, count;
 };
 
-struct HeldSearch : Held {
+struct ClusterSmemSearch : ClusterSmem {
   // Sum the bins of all CTAs: the thread's words, from the top down.
   static constexpr int kEach = kBins / 256;
   __device__ __forceinline__ void merge(uint32_t (&words)[kEach]) const {
@@ -73,7 +73,7 @@ struct HeldSearch : Held {
   // Call f(key, index) for all gathered keys. The keys of a CTA are distributed over some of the warps.
   template <typename F>
   __device__ __forceinline__ void each_key(const Gathered& all, const F& f) const {
-    const int parts = kHeldWarps / e.size, r = e.warp() / parts, lane = lane_id();
+    const int parts = kClusterSmemWarps / e.size, r = e.warp() / parts, lane = lane_id();
     if (r >= e.size) return;
     const uint32_t base = __reduce_add_sync(kWarp, lane < r ? all.count : 0), n = __shfl_sync(kWarp, all.count, r);
     const uint32_t from = ptx::of_rank(keys(), r);
@@ -167,7 +167,7 @@ struct HeldSearch : Held {
     __syncthreads();
     uint32_t above = 0, reach = 0;
 #pragma unroll 4
-    for (int i = 0; i < kHeldThreads; i += 4) {
+    for (int i = 0; i < kClusterSmemThreads; i += 4) {
       const uint4 four = *reinterpret_cast<const uint4*>(all + i);
       for (uint32_t key : {four.x, four.y, four.z, four.w}) above += key > own, reach += key >= own;
     }
@@ -179,7 +179,7 @@ struct HeldSearch : Held {
   // Return the key of the k-th largest element, 1 <= k < n. Padding has the smallest key.
   template <typename Key>
   __device__ __forceinline__ uint32_t top_k_key(uint32_t most, uint64_t k) {
-    static_assert(kHeldThreads >= kHeldChunks);
+    static_assert(kClusterSmemThreads >= kClusterSmemChunks);
     if (2 * k <= static_cast<uint64_t>(e.chunks)) {  // at least k chunks have an element that reaches it
       const uint32_t own = threadIdx.x < e.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
       return resolve<Key, false>(reached_by(own, static_cast<uint32_t>(k)), most, k, {}).key;

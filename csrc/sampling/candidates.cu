@@ -1,12 +1,12 @@
 // Draws from long rows by filters that keep few elements, or without filters.
-#include <flashinfer/cuda/sampling/few.cuh>
+#include <flashinfer/cuda/sampling/candidates.cuh>
 #include <flashinfer/cuda/sampling/launch.cuh>
 
 namespace flashinfer::cuda {
 
 template <bool kLogits>
-__device__ __forceinline__ void draw_few(FewRow& x, const SampleParams& p, int64_t row, const Source& source,
-                                         const Source& next) {
+__device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p, int64_t row, const Source& source,
+                                                const Source& next) {
   const Filters f = Filters::of(p, row, row);
   const float largest = x.stream<kLogits>(source, next, f, [](int) {});
   const uint32_t total = scratch().counter;
@@ -77,19 +77,21 @@ __device__ __forceinline__ void draw_few(FewRow& x, const SampleParams& p, int64
 }
 
 template <bool kLogits>
-__global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) few_kernel(const __grid_constant__ SampleParams p) {
+__global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
+    candidate_kernel(const __grid_constant__ SampleParams p) {
   each_row(p.input, p.num_outputs, p.vocab_size,
            [&](StreamRow& stream, int64_t row, const Source& source, const Source& next) {
              FewRow x{stream};
-             draw_few<kLogits>(x, p, row, source, next);
+             draw_candidates<kLogits>(x, p, row, source, next);
              __syncthreads();
              x.copy(next, 1, x.step + 1);
              stream = x;
            });
 }
 
-// Draws from softmax(l / T) without filters; counterpart of plain.cuh.
-__global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) logits_kernel(const __grid_constant__ SampleParams p) {
+// Draws from softmax(l / T) without filters; counterpart of unfiltered.cuh.
+__global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
+    logits_kernel(const __grid_constant__ SampleParams p) {
   each_row(p.input, p.num_outputs, p.vocab_size,
            [&](StreamRow& x, int64_t row, const Source& source, const Source& next) {
              const float scale = exponent_scale(p.temperature.get_real(row, row));
@@ -105,19 +107,19 @@ __global__ void __launch_bounds__(kHeldThreads, kStreamBlocks) logits_kernel(con
            });
 }
 
-bool launch_few_samples(const SampleParams& p, const Launch& where) {
+bool launch_candidate_samples(const SampleParams& p, const Launch& where) {
   const Shape shape = stream_shape(p.num_outputs, p.vocab_size, where.device);
   if (shape.bytes == 0 || p.indices.data) return false;
-  const bool few = p.has_top_k && !p.top_k.data && p.top_k.integer <= kMostFew;
+  const bool few = p.has_top_k && !p.top_k.data && p.top_k.integer <= kMostTopK;
   if (p.has_top_k && !few) return false;
   const int64_t grid = stream_blocks(p.num_outputs, where.device);
   if (p.is_logits) {
     if (!p.filters()) return launch_rows<logits_kernel>(shape, grid, where, p), true;
     if (!few || !p.top_k_first || p.has_min_p) return false;
-    launch_rows<few_kernel<true>>(shape, grid, where, p);
+    launch_rows<candidate_kernel<true>>(shape, grid, where, p);
   } else {
     if (!few && p.has_top_p) return false;
-    launch_rows<few_kernel<false>>(shape, grid, where, p);
+    launch_rows<candidate_kernel<false>>(shape, grid, where, p);
   }
   return true;
 }

@@ -9,39 +9,39 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kHeldThreads = 256, kHeldBlocks = 3;  // threads of a CTA; CTAs per SM
-constexpr int kHeldWarps = kHeldThreads / 32;
-constexpr int kOwnChunks = 32;                         // of a CTA, at most
-constexpr int kHeldChunks = kMaxCluster * kOwnChunks;  // of a row, at most
-constexpr int kOwnKeys = 512;                          // keys that a CTA gathers, at most
-constexpr int kFewKeys = 256;                          // keys that are copied and ranked one by one, at most
+constexpr int kClusterSmemThreads = 256, kClusterSmemBlocks = 3;  // threads of a CTA; CTAs per SM
+constexpr int kClusterSmemWarps = kClusterSmemThreads / 32;
+constexpr int kOwnChunks = 32;                                // of a CTA, at most
+constexpr int kClusterSmemChunks = kMaxCluster * kOwnChunks;  // of a row, at most
+constexpr int kOwnKeys = 512;                                 // keys that a CTA gathers, at most
+constexpr int kFewKeys = 256;                                 // keys that are copied and ranked one by one, at most
 
-struct Held {
+struct ClusterSmem {
   Engine<false> e;
 
   // Bytes of two arrays of sums, one of maxima, bins, keys and the chunks.
   static int64_t bytes(int64_t own) {
-    return (3 * kHeldChunks + kBins + kOwnKeys + kFewKeys + own * kSumChunk) * int64_t{4};
+    return (3 * kClusterSmemChunks + kBins + kOwnKeys + kFewKeys + own * kSumChunk) * int64_t{4};
   }
   __device__ __forceinline__ float* sums() const {
-    return reinterpret_cast<float*>(shared_bytes()) + e.sums_at * kHeldChunks;
+    return reinterpret_cast<float*>(shared_bytes()) + e.sums_at * kClusterSmemChunks;
   }
   __device__ __forceinline__ float* maxima() const {
-    return reinterpret_cast<float*>(shared_bytes()) + 2 * kHeldChunks;
+    return reinterpret_cast<float*>(shared_bytes()) + 2 * kClusterSmemChunks;
   }
   __device__ __forceinline__ uint32_t* bins() const {
-    return reinterpret_cast<uint32_t*>(shared_bytes()) + 3 * kHeldChunks;
+    return reinterpret_cast<uint32_t*>(shared_bytes()) + 3 * kClusterSmemChunks;
   }
   __device__ __forceinline__ uint32_t* keys() const { return bins() + kBins; }
   __device__ __forceinline__ uint32_t* few_keys() const { return keys() + kOwnKeys; }
 
   // The warp's chunks.
-  __device__ __forceinline__ int chunk(int which) const { return e.first + e.warp() + which * kHeldWarps; }
-  __device__ __forceinline__ bool has(int which) const { return e.warp() + which * kHeldWarps < e.own; }
+  __device__ __forceinline__ int chunk(int which) const { return e.first + e.warp() + which * kClusterSmemWarps; }
+  __device__ __forceinline__ bool has(int which) const { return e.warp() + which * kClusterSmemWarps < e.own; }
 
   // Return the thread's part of a chunk in shared memory.
   __device__ __forceinline__ float4* at(int which) const {
-    float* row = reinterpret_cast<float*>(few_keys() + kFewKeys) + (e.warp() + which * kHeldWarps) * kSumChunk;
+    float* row = reinterpret_cast<float*>(few_keys() + kFewKeys) + (e.warp() + which * kClusterSmemWarps) * kSumChunk;
     return reinterpret_cast<float4*>(row + part_start(0));
   }
   __device__ __forceinline__ void put(const Chunk& x, int which) const {
@@ -153,7 +153,7 @@ struct Held {
 
   // Add the sums of all chunks, one per thread.
   __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t most) const {
-    __shared__ uint64_t parts[kHeldWarps];
+    __shared__ uint64_t parts[kClusterSmemWarps];
     const bool valid = most != 0 && most <= 0x7f7fffffu;
     const int c = threadIdx.x;
     const uint64_t own = warp_sum(valid && c < e.chunks ? fixed(sums()[c]) : 0);
@@ -162,7 +162,7 @@ struct Held {
     __syncthreads();
     uint64_t total = 0;
 #pragma unroll
-    for (int i = 0; i < kHeldChunks / 32; ++i) total += parts[i];
+    for (int i = 0; i < kClusterSmemChunks / 32; ++i) total += parts[i];
     return {fixed, total, valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {

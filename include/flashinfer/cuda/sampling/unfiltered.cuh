@@ -49,7 +49,7 @@ __device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, doubl
   return e.totals();
 }
 
-__global__ void __launch_bounds__(512, 2) plain_kernel(const __grid_constant__ SampleParams p, int64_t group) {
+__global__ void __launch_bounds__(512, 2) unfiltered_kernel(const __grid_constant__ SampleParams p, int64_t group) {
   sample_groups<false>(p, group, [&](Engine<false>& e, const Filters& f, Totals& totals) {
     totals = p.is_logits ? load_exponentials_once(e, f.temperature) : load_probs_once(e);
     return 0.0f;

@@ -1,6 +1,6 @@
 // The k largest elements with their indices.
 #include <flashinfer/cuda/sampling/launch.cuh>
-#include <flashinfer/cuda/sampling/ranks.cuh>
+#include <flashinfer/cuda/sampling/top_k.cuh>
 
 namespace flashinfer::cuda {
 

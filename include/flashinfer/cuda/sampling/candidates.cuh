@@ -13,7 +13,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int64_t kMostFew = 128;  // largest k of a top-k served here
+constexpr int64_t kMostTopK = 128;  // largest k of a top-k served here
 
 struct FewRow : StreamRow {
   // Collect the elements that reach `bound`, with their positions in the pair of chunks.
