@@ -1,7 +1,8 @@
 """Lists of a plan: work items, merges, and the buffers that hold them.
 
 One native call checks the tables of a batch, computes lengths of keys and schedules the work. It writes new host memory,
-which is pinned for CUDA. The copy into ``int_workspace_buffer`` then does not wait and overwrites no copy in flight.
+which is pinned for CUDA. The copy into ``int_workspace_buffer`` then does not wait and overwrites no copy in flight. The
+tables that kernels read follow the lists, so that one copy brings both.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ class Made(NamedTuple):
     problem: Problem
     batch_size: int
     bounds: Bounds | None
+    tables_at: int  # place of kv_indptr and kv_indices after the lists, 0 without them
+    end: int  # elements in use
 
     @property
     def kv_lens(self) -> torch.Tensor:
@@ -131,7 +134,7 @@ class Scheduler:
         self.split = True  # False: no request's keys are split
         self._guess = 1 << 12
         self._fitting: dict[tuple[Any, ...], bool] = {}
-        self._numbers: dict[Problem, torch.Tensor] = {}
+        self._numbers: dict[tuple[Problem, bool], torch.Tensor] = {}
         self.reset(float_workspace_buffer, None)
 
     def reset(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None) -> None:
@@ -143,6 +146,7 @@ class Scheduler:
         ints = _bytes(self.op, "int_workspace_buffer", int_workspace_buffer)
         check_device(self.op, "int_workspace_buffer", ints, self.device, " as float_workspace_buffer is")
         self.int_workspace = ints[: ints.numel() // 4 * 4].view(torch.int32)
+        self._room = self.int_workspace.numel()
         self.bounds: Bounds | None = None
         self.header: list[int] = []  # of the last plan
         self.device_index = self.device.index or 0
@@ -152,6 +156,9 @@ class Scheduler:
         self, plan: Callable[..., None], problem: Problem, tables: HostTables, fixed: tuple[int, ...] | None = None
     ) -> Made | None:
         """Plan on the host, and write nothing that a run reads. Return ``None`` if tables do not fit each other.
+
+        ``kv_indptr`` and the used ``kv_indices`` follow the lists if the workspace has room and no captured graph
+        reads them from buffers of the caller.
 
         Args:
             plan: the operator: (buffer, numbers, tables ...).
@@ -172,18 +179,34 @@ class Scheduler:
             problem = problem._replace(
                 max_items=bounds.max_items, max_merges=bounds.max_merges, tile_rows=bounds.tile_rows
             )
-        host = torch.empty(self._guess, dtype=torch.int32, device="cpu", pin_memory=self._pin)
-        header = self._call(plan, host, problem, tables)
-        if not header[_GOOD]:
-            return None
-        needed = header[_NEEDED]
-        if needed > self._guess:
-            host = torch.empty(needed, dtype=torch.int32, device="cpu", pin_memory=self._pin)
-            header = self._call(plan, host, problem, tables)
-        self._guess = max(needed * 5 // 4, 1 << 12)
-        lens = tables.kv_lens if tables.kv_indptr is None else tables.kv_indptr
+        offsets, size = tables.kv_indptr, self._guess
+        with_tables = offsets is not None and not self.use_cuda_graph
+        while True:
+            host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=self._pin)
+            header = self._call(plan, host, problem, tables, with_tables)
+            if not header[_GOOD]:
+                return None
+            end, tables_at = header[_NEEDED], 0
+            if offsets is not None and with_tables:
+                at = _aligned(end)
+                filled = _aligned(at + offsets.numel()) + (0 if tables.kv_indices is None else header[_KV_END])
+                if filled <= self._room:
+                    end, tables_at = filled, at
+            if end <= size:
+                break
+            size = end
+        self._guess = max(end * 5 // 4, 1 << 12)
+        lens = tables.kv_lens if offsets is None else offsets
         assert lens is not None
-        return Made(host, header, problem, lens.numel() - (tables.kv_indptr is not None), bounds)
+        return Made(host, header, problem, lens.numel() - (offsets is not None), bounds, tables_at, end)
+
+    def tables(self, made: Made) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``kv_indptr`` and ``kv_indices`` on the device, where :meth:`write` copies them.
+
+        The latter is empty if they were not on the host.
+        """
+        end = made.tables_at + made.batch_size + 1
+        return self.int_workspace[made.tables_at : end], self.int_workspace[_aligned(end) : made.end]
 
     def write(self, made: Made) -> Lists:
         """Copy a plan to the device, over the last one.
@@ -198,10 +221,9 @@ class Scheduler:
         else:
             sizes = (bounds.max_items, bounds.max_merges, bounds.max_slots, bounds.tile_rows, bounds.tile_rows)
         self._check_room(made.problem, header, needed, sizes)
-        lists = self.int_workspace[:needed]
-        lists.copy_(made.host[:needed], non_blocking=True)
+        self.int_workspace[: made.end].copy_(made.host[: made.end], non_blocking=True)
         self.bounds, self.header = bounds, header
-        return Lists(lists, self.float_workspace, made.batch_size, *sizes)
+        return Lists(self.int_workspace[:needed], self.float_workspace, made.batch_size, *sizes)
 
     def kv_lens_of(self, lists: Lists) -> torch.Tensor:
         """Return the lengths of keys in a plan's lists, ``[batch_size]``."""
@@ -222,12 +244,20 @@ class Scheduler:
                 self._fitting[key] = False
         return self._fitting[key]
 
-    def _call(self, plan: Callable[..., None], buffer: torch.Tensor, problem: Problem, tables: HostTables) -> list[int]:
-        numbers = self._numbers.get(problem)
+    def _call(
+        self,
+        plan: Callable[..., None],
+        buffer: torch.Tensor,
+        problem: Problem,
+        tables: HostTables,
+        with_tables: bool = False,
+    ) -> list[int]:
+        numbers = self._numbers.get((problem, with_tables))
         if numbers is None:
             if len(self._numbers) >= MAX_CACHED_PROBLEMS:
                 self._numbers.clear()
-            numbers = self._numbers[problem] = problem.tensor()
+            numbers = problem._replace(with_tables=int(with_tables)).tensor()
+            self._numbers[problem, with_tables] = numbers
         try:
             plan(buffer, numbers, *tables)
         except RuntimeError as err:
@@ -259,12 +289,17 @@ class Scheduler:
         # The output's columns, m and l of each partial result are float32.
         room = 4 * max_slots * problem.num_kv_heads * slot_rows * (problem.head_dim_vo + 2)
         for name, got, wanted in (
-            ("int_workspace_buffer", 4 * self.int_workspace.numel(), 4 * needed),
+            ("int_workspace_buffer", 4 * self._room, 4 * needed),
             ("float_workspace_buffer", self.float_workspace.numel(), room),
         ):
             if got < wanted:
                 why = ": pass a larger one to reset_workspace_buffer()"
                 check_range(self.op, name, got, wanted, unit="bytes", why=why)
+
+
+def _aligned(used: int) -> int:
+    """Return the first place of a table after ``used`` elements: the next multiple of 16 bytes."""
+    return (used + 3) // 4 * 4
 
 
 def _bytes(op: str, name: str, buffer: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,14 @@ class Planner(EngineContract):
             bad_tables(request, near)
         check_kv_lens(request.op, self._q_len_per_req, made.kv_lens)
         tables = Tables(request.op, self.device, request.non_blocking)
-        kv_indptr, kv_indices = take_tables(tables, request, kv_end)
+        kv_indices: torch.Tensor | None
+        if made.tables_at:
+            kv_indptr, kv_indices = self._scheduler.tables(made)
+            if near.kv_indices is None:
+                pages = given.kv_indices
+                kv_indices = None if pages is None else tables.take(request.names[1], None, pages[:kv_end])
+        else:
+            kv_indptr, kv_indices = take_tables(tables, request, kv_end)
         if queries is not None:
             queries = queries.clone()  # gradients read the table later: the caller may change it
         batch = Batch(rows, queries, made.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
@@ -103,7 +110,16 @@ class Planner(EngineContract):
         made = self._make(operators, shape, extent, requests.cut, 0, near)
         if made is None:
             raise ValueError(f"{self._name}.plan: got negative lengths, or offsets that are negative or fall")
+        requests = requests._replace(batch=self._keep_tables(batch))
         return self._write(made, requests, options, extent, operators)
+
+    def _keep_tables(self, batch: Batch) -> Batch:
+        """Copy tables that lie in the workspace, because new lists without tables overwrite them."""
+        indptr, indices = batch.kv_indptr, batch.kv_indices
+        workspace = self._scheduler.int_workspace.untyped_storage()
+        if indptr.untyped_storage().data_ptr() != workspace.data_ptr():
+            return batch
+        return batch._replace(kv_indptr=indptr.clone(), kv_indices=None if indices is None else indices.clone())
 
     def _make(
         self, operators: Operators, shape: Shape, extent: Extent, cut: Cut, page_size: int, near: HostTables

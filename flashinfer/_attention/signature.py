@@ -82,6 +82,7 @@ class Problem(NamedTuple):
     kv_chunk: int = 0  # keys are split at its multiples; 0: splits balance the work
     variant: int = 0
     page_size: int = 0  # 0: keys are ragged
+    with_tables: int = 0  # 1: kv_indptr and the used kv_indices follow the lists
 
     @property
     def fixed(self) -> tuple[int, ...]:

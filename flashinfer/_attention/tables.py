@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ def refuse_graph() -> None:
         )
 
 
-def on_host(*tensors: torch.Tensor | None) -> list[Any]:
+def on_host(*tensors: torch.Tensor | None) -> Sequence[Any]:
     """Return the tensors on the CPU. One copy reads all tensors of a device. The host waits only for it.
 
     Raises:
@@ -36,11 +37,14 @@ def on_host(*tensors: torch.Tensor | None) -> list[Any]:
     refuse_graph()
     if torch.cuda.is_initialized():  # no graph is captured before
         refuse_capture("plan(): the host would read and write tables", "call it")
-    on_device = [x for x in tensors if x is not None and x.device.type != "cpu"]
-    if not on_device:
-        return list(tensors)
+    for x in tensors:
+        if x is not None and not x.is_cpu:
+            break
+    else:
+        return tensors
+    on_device = [x for x in tensors if x is not None and not x.is_cpu]
     copies = iter(torch.cat([x.view(torch.int32) for x in on_device]).cpu().split([x.numel() for x in on_device]))
-    return [x if x is None or x.device.type == "cpu" else next(copies).view(x.dtype) for x in tensors]
+    return [x if x is None or x.is_cpu else next(copies).view(x.dtype) for x in tensors]
 
 
 def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, first: int, end: int) -> int:

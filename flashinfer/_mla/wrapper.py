@@ -153,14 +153,22 @@ class MlaWrapper:
             _bad_tables(op, names, near_qo, near_kv, near_lens, indices, page_size, last_page)
         rows, _, num_pages, _, used = made.extent
         self._last_run.wait(self.device, ())
-        given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
         tables = Tables(op, self.device, non_blocking=True)
-        taken = {name: x if x is None else tables.take(name, self._buffers.get(name), x) for name, x in given.items()}
+        if made.tables_at:
+            taken_indptr, taken_indices = self._scheduler.tables(made)
+            if near.kv_indices is None:
+                taken_indices = tables.take(names[2], None, indices[:used])
+        else:
+            given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
+            taken = {
+                name: tables.take(name, buffer, x)
+                for name, x in given.items()
+                if x is not None and ((buffer := self._buffers.get(name)) is not None or name in names[1:3])
+            }
+            taken_indptr, taken_indices = taken[names[1]], taken[names[2]]
         lists = self._scheduler.write(made)
         tables.commit()
         sizes = torch.tensor(lists[3:], dtype=torch.int64, device="cpu")
-        taken_indptr, taken_indices = taken[names[1]], taken[names[2]]
-        assert taken_indptr is not None and taken_indices is not None
         self._planned = Plan(
             operators, taken_indptr, taken_indices, self._scheduler.int_workspace, sizes,
             num_heads, page_size, bool(causal), float(sm_scale), dtype, kv_dtype,

@@ -65,7 +65,7 @@ def test_calls_of_a_plan_do_not_depend_on_the_batch(kind, device):
         plan = plan_of(kind, batch, device)
         plan(), plan()
         counts.append(python_calls(plan))
-    assert counts[0] == counts[1] and counts[0] <= 110, counts
+    assert counts[0] == counts[1] and counts[0] <= 85, counts
 
 
 def test_a_graph_has_room_for_rows_before_the_first_request(device):
@@ -135,3 +135,47 @@ def test_pages_of_more_keys_than_int32_counts(device):
     tables = int32([0, 5]), int32([0, 1, 2, 3, 4]), int32([3])
     with pytest.raises(ValueError, match=r"plan: .*last_page_len: got 4294967299 keys of a request"):
         wrapper.plan(*tables, 16, 512, 1 << 30, 0.1)
+
+
+@pytest.mark.parametrize("place", ["workspace", "no room", "pages on the device"])
+def test_tables_follow_the_lists_if_there_is_room(place, device):
+    """The caller's tables change after the plan. Larger and smaller batches alternate."""
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    if place == "no room":
+        ints = torch.empty(1 << 11, dtype=torch.int32, device=device)
+        wrapper.reset_workspace_buffer(workspace(device), ints)
+    for kv_lens in ([3000, 4000, 2201], [5], [2000, 0, 1, 6000]):
+        paged = Paged(kv_lens, PAGE, KV_HEADS, DIM, torch.float16, device)
+        indptr, indices, last = paged.tables_on("cpu")
+        if place == "pages on the device":
+            indices = indices.to(device)
+        wrapper.plan(indptr, indices, last, *SHAPE, disable_split_kv=True)
+        in_workspace = [
+            table.untyped_storage().data_ptr() == wrapper._scheduler.int_workspace.untyped_storage().data_ptr()
+            for table in (wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf)
+        ]
+        fits = place != "no room" or len(kv_lens) == 1
+        assert in_workspace == [fits, fits and (place == "workspace" or indices.is_cpu)]
+        q = drawn((len(kv_lens), HEADS, DIM), torch.float16, device)
+        want = batch_attention(q, [1] * len(kv_lens), [paged.request(b) for b in range(len(kv_lens))])
+        indptr.fill_(-7), last.fill_(-7)
+        if indices.is_cpu:
+            indices.fill_(-7)
+        got = wrapper.run(q, paged.cache, return_lse=True)
+        assert_near(got[0], want[0], got[1], want[1])
+
+
+def test_wider_options_keep_the_tables(device):
+    """A run that sees more keys than the plan makes longer lists, which do not overwrite the tables."""
+    kv_lens = [900, 1, 2500, 40]
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    paged = Paged(kv_lens, PAGE, KV_HEADS, DIM, torch.float16, device)
+    wrapper.plan(*paged.tables_on("cpu"), *SHAPE, window_left=2)
+    q = drawn((len(kv_lens), HEADS, DIM), torch.float16, device)
+    for window in (2, -1, 2, 300):
+        want = batch_attention(
+            q, [1] * len(kv_lens), [paged.request(b) for b in range(len(kv_lens))], window_left=window
+        )
+        for _ in range(2):
+            got = wrapper.forward(q, paged.cache, window_left=window, return_lse=True)
+            assert_near(got[0], want[0], got[1], want[1])
