@@ -25,7 +25,7 @@ from .spec import Spec
 
 DAY = 86400.0  # seconds
 
-_loaded: dict[str, Artifact] = {}
+LOADED: dict[str, Artifact] = {}  # name -> artifact that is part of this process
 _per_module: dict[str, threading.RLock] = {}
 _loading = set[str]()  # modules whose lock is held
 _numbers = iter(
@@ -64,7 +64,7 @@ def load(spec: Spec, needs: Needs | None = None) -> Any:
             artifact = ask(Request(spec, needs, use=partial(_hit, started))).artifact
             if artifact is not None:
                 _keep(spec, artifact, started)
-    if spec.name not in _loaded:
+    if spec.name not in LOADED:
         # Without the module's lock: the imports run code that may request the module.
         (outcome,) = resolve([Request(spec, needs)])
         if outcome.error is not None:
@@ -102,7 +102,7 @@ def _hit(started: float, found: Artifact, descriptor: int) -> None:
 def _keep(spec: Spec, artifact: Artifact, started: float) -> None:
     """Remember a module that is part of this process now."""
     mark_used(artifact)
-    _loaded[spec.name] = artifact
+    LOADED[spec.name] = artifact
     emit("load", spec.name, (time.perf_counter() - started) * 1e3, path=artifact.path)
 
 
@@ -112,7 +112,7 @@ def loaded(spec: Spec, needs: Needs | None = None) -> Artifact | None:
     Raises:
         ModuleLoadError: another build than ``spec`` describes is loaded, or it lacks the needed values.
     """
-    present = _loaded.get(spec.name)
+    present = LOADED.get(spec.name)
     if present is None:
         return None
     has = present.manifest["coverage"]

@@ -150,14 +150,14 @@ def test_memory_decides(holders, tmp_path, monkeypatch):
     monkeypatch.setattr(slots, "available_memory", lambda: 10 * GIB)
     holders(8, 4 * GIB), holders(8, 4 * GIB)
     folder = str(tmp_path / "slots")
-    assert slots._free_slot(folder, 8, 4 * GIB) is None and slots._free_slot(folder, 2, GIB) is None
-    small = slots._free_slot(folder, 8, GIB)
+    assert slots.free_slot(folder, 8, 4 * GIB) is None and slots.free_slot(folder, 2, GIB) is None
+    small = slots.free_slot(folder, 8, GIB)
     assert small is not None
     os.close(small[1])
     monkeypatch.setattr(slots, "available_memory", lambda: 5 * GIB)
-    assert slots._free_slot(folder, 8, 4 * GIB) is None
+    assert slots.free_slot(folder, 8, 4 * GIB) is None
     monkeypatch.setattr(slots, "resident", lambda groups: dict.fromkeys(groups, 4 * GIB))
-    grown = slots._free_slot(folder, 8, 4 * GIB)
+    grown = slots.free_slot(folder, 8, 4 * GIB)
     assert grown is not None
     os.close(grown[1])
 

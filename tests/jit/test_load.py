@@ -54,14 +54,14 @@ def test_libraries_opened_through_one_descriptor_number_are_told_apart(make_spec
         name = f"told_apart_{number}"
         spec = make_spec(name, {"unit.cc": ANSWERS.format(name=name, value=number)})
         spec.build_and_load()
-        assert answer(load._loaded[name].path, name) == number
-        assert not hasattr(in_process(load._loaded[name].path), f"told_apart_{number - 1}")
+        assert answer(load.LOADED[name].path, name) == number
+        assert not hasattr(in_process(load.LOADED[name].path), f"told_apart_{number - 1}")
 
 
 def test_debuggers_see_the_path(make_spec):
     spec = make_spec("seen_by_debuggers", {"unit.cc": ANSWERS.format(name="seen_by_debuggers", value=3)})
     spec.build_and_load()
-    path = str(load._loaded[spec.name].path)
+    path = str(load.LOADED[spec.name].path)
 
     class Info(ctypes.Structure):
         _fields_ = [
@@ -83,7 +83,7 @@ def test_without_proc_the_path_is_used(make_spec, monkeypatch):
     monkeypatch.setattr(load.os.path, "exists", lambda path: False)
     spec.build_and_load()
     monkeypatch.undo()
-    assert answer(load._loaded[spec.name].path, "without_proc") == 4
+    assert answer(load.LOADED[spec.name].path, "without_proc") == 4
 
 
 def test_a_loaded_module_without_the_needed_values(make_spec, tmp_path):
@@ -108,7 +108,7 @@ def test_a_child_forked_while_a_thread_was_loading(make_spec):
             signal.alarm(60)
             try:
                 spec.build_and_load()
-                os._exit(0 if spec.name in load._loaded else 1)
+                os._exit(0 if spec.name in load.LOADED else 1)
             finally:
                 os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and spec.name not in load._loaded
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and spec.name not in load.LOADED

@@ -74,7 +74,7 @@ def test_ready_says_where(make_spec, probe, tmp_path):
 def test_loaded_modules_are_ready(make_spec, probe):
     spec = make_spec("probed_loaded")
     spec.build_and_load()
-    artifact = load._loaded[spec.name]
+    artifact = load.LOADED[spec.name]
     shutil.rmtree(artifact.directory)
     assert probe(spec) == Probe("ready", where=artifact.path)
 

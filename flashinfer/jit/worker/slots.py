@@ -33,7 +33,7 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
                 write_note(queue, {"pid": os.getpid()})
             # A stopped process at the head of the queue must not stop the machine.
             may_take = mine or trouble(read_note(queue).get("pid")) == "stopped"
-            if may_take and (slot := _free_slot(folder, limit, expected, mine)) is not None:
+            if may_take and (slot := free_slot(folder, limit, expected, mine)) is not None:
                 os.close(queue)
                 return slot[0]
             time.sleep(POLL)
@@ -41,7 +41,7 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
         return 0  # no locks, or no directory for them: compiling without a limit is better than no build
 
 
-def _free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tuple[int, int] | None:
+def free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tuple[int, int] | None:
     """Return number and descriptor of a slot that was just locked, or ``None`` if the unit has to wait."""
     # Without the queue's lock (not ``mine``), its stopped holder may have a slot whose note is missing or
     # outdated.
