@@ -69,9 +69,11 @@ def graphs() -> int:
 
 
 def test_every_public_function_is_here():
-    assert {name.split()[0] for name in CASES} == set(functions()) - ATTENTION - {
-        "pad_indptr_to_multiple_of_4"
-    }  # its result has as many rows as its values say
+    elsewhere = {
+        "allreduce_fusion",  # tests/comm/test_allreduce.py compiles it with a workspace
+        "pad_indptr_to_multiple_of_4",  # the number of its rows depends on values
+    }
+    assert {name.split()[0] for name in CASES} == set(functions()) - ATTENTION - elsewhere
 
 
 @pytest.mark.slow_beyond(12)
