@@ -65,8 +65,8 @@ def check_queries(op: str, q_len_per_req: int, use_tensor_cores: bool, backend: 
 
 
 def check_kv_lens(op: str, q_len_per_req: int, kv_lens: torch.Tensor) -> None:
-    """Check that each query of a request sees a key. ``kv_lens`` are on the host."""
-    if q_len_per_req > 1 and kv_lens.numel() and (fewest := int(kv_lens.min())) < q_len_per_req:
+    """Check that each of several queries of a request sees a key. ``kv_lens`` are on the host."""
+    if kv_lens.numel() and (fewest := int(kv_lens.min())) < q_len_per_req:
         raise ValueError(
             f"{op}: q_len_per_req: got {q_len_per_req} and a request of {fewest} keys, wanted at least as many keys:"
             " a query would have an empty KV range"

@@ -221,7 +221,8 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
     else:
         (last,) = on_host(wrapper._paged_kv_last_page_len_buf)
         kv_lens = paged_kv_lens(op, "last_page_len", near_indptr, last, given.page_size)
-    check_kv_lens(op, wrapper._q_len_per_req, kv_lens)
+    if wrapper._q_len_per_req > 1:
+        check_kv_lens(op, wrapper._q_len_per_req, kv_lens)
     qo_indptr = None
     if wrapper._q_len_per_req > 1:
         qo_indptr = equal_offsets(given.batch_size, wrapper._q_len_per_req)

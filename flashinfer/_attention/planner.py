@@ -71,7 +71,8 @@ class Planner(EngineContract):
         rows, row_start, kv_rows, kv_start, kv_end = made.extent
         if given.kv_indices is not None and given.kv_indices.numel() < kv_end:
             bad_tables(request, near)
-        check_kv_lens(request.op, self._q_len_per_req, made.kv_lens)
+        if self._q_len_per_req > 1:
+            check_kv_lens(request.op, self._q_len_per_req, made.kv_lens)
         tables = Tables(request.op, self.device, request.non_blocking)
         kv_indices: torch.Tensor | None
         if made.tables_at:
