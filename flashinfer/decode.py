@@ -351,6 +351,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
                 pair without the dimension of 2. The last dimension is contiguous; other strides are free. On
                 CUDA rows start at multiples of 16 bytes. Slots that no request owns have no effect.
             args: with ``jit_args``, the variant's additional tensors, then its scalars.
+                The wrapper passes ``maybe_alibi_slopes``, ``maybe_custom_mask`` and ``maybe_mask_indptr`` if
+                the call omits them all.
             q_scale, k_scale, v_scale: as for :func:`single_decode_with_kv_cache`.
             out: ``q``'s shape, to write the output to. Allocated by default.
             lse: ``[batch_size * q_len_per_req, num_qo_heads]`` float32, contiguous, to write the lse to.

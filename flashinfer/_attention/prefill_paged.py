@@ -210,6 +210,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 pair without the dimension of 2. The last dimension is contiguous; other strides are free. On
                 CUDA rows start at multiples of 16 bytes. Slots that no request owns have no effect.
             args: with ``jit_args``, the variant's additional tensors, then its scalars.
+                The wrapper passes ``maybe_alibi_slopes``, ``maybe_custom_mask`` and ``maybe_mask_indptr`` if
+                the call omits them all.
             q_scale, k_scale, v_scale: as ``scale_q``, ``scale_k`` and ``scale_v`` of
                 :func:`flashinfer.single_prefill_with_kv_cache`.
             out: ``[qo_indptr[-1], num_qo_heads, head_dim_vo]`` to write the output to. Allocated by default.

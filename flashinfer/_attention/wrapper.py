@@ -22,6 +22,7 @@ from .arguments import (
     no_gradient,
     parameters_of,
     rows_of,
+    slopes_of,
 )
 from .bound import Result
 from .events import Events
@@ -33,11 +34,15 @@ from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import Parameters, Setting
 from .streams import LastRun
 
+_SLOPES, ALIBI = "maybe_alibi_slopes", 2
+
 
 class BatchWrapper(Planner):
     """A batch of requests with one plan; see the public wrappers."""
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
+    _own: tuple[tuple[str, ...], int] = ((), 0)  # tensors of a custom variant, and number of its parameters
+    _slopes: torch.Tensor | None = None  # ALiBi's, for custom variants
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class BatchWrapper(Planner):
         if generate is not None and jit_args is not None:
             self._custom = custom_operators(generate(*jit_args, device=self.device.type))
             self._dtype_o = canonicalize_torch_dtype(jit_args[3])
+            self._own = tuple(jit_args[7]), len(jit_args[7]) + len(jit_args[9])
         self._last_run, self._events = LastRun(), Events()
         self._forget_plan()
 
@@ -242,5 +248,26 @@ class BatchWrapper(Planner):
             return q, planned.setting._replace(o_scale=o_scale), own, None
         q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
         o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
-        parameters = args if operators.custom else parameters_of(logits, shape.num_qo_heads, self.device, factor)
+        if operators.custom:
+            return q, planned.setting._replace(o_scale=o_scale), self._with_known(planned, args), finish
+        parameters = parameters_of(logits, shape.num_qo_heads, self.device, factor)
         return q, planned.setting._replace(o_scale=o_scale), parameters, finish
+
+    def _keep(self, planned: Plan) -> None:
+        # A plan computes them, because a CUDA graph cannot capture their copy from the host.
+        if _SLOPES in self._own[0]:
+            logits = planned.logits._replace(pos_encoding_mode=ALIBI)
+            self._slopes = slopes_of(logits, planned.shape.num_qo_heads, self.device)
+        super()._keep(planned)
+
+    def _with_known(self, planned: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the parameters of a custom variant. Tensors that the wrapper has may be omitted, all or none."""
+        names, count = self._own
+        known = {
+            _SLOPES: self._slopes, "maybe_custom_mask": planned.setting.custom_mask,
+            "maybe_mask_indptr": planned.setting.mask_indptr,
+        }  # fmt: skip
+        if len(args) != count - sum(name in known for name in names):
+            return args
+        rest = iter(args)
+        return (*(known[name] if name in known else next(rest) for name in names), *rest)

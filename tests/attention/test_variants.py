@@ -311,3 +311,74 @@ def test_three_variants_of_one_name_in_one_process(header, device):
     for got, c in zip(results, (1, 3, 5), strict=True):
         want, _ = attention(q, k, v, weights=lambda x, c=c: 1 / (c + torch.exp(-(x * SCALE + BIAS))))
         assert relative_error(got, want) < 2e-2
+
+
+KNOWN = r"""
+struct Known : AttentionVariantBase {
+  uint32_t kv_len, window_left;
+  float sm_scale_log2;
+  template <typename Params>
+  __device__ __host__ Known(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    kv_len = window_left = params.get_kv_len(batch_idx);
+    sm_scale_log2 = math::log2e;
+  }
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    const float distance = static_cast<float>(static_cast<int>(kv_idx) - static_cast<int>(kv_len) + 1);
+    return logits * static_cast<float>(params.sm_scale) + params.maybe_alibi_slopes[qo_head_idx] * distance;
+  })
+};
+"""
+
+
+def test_the_wrapper_passes_slopes_of_alibi(device):
+    """FlashInfer's callers pass only the scale; maybe_alibi_slopes are the wrapper's."""
+    dtype = torch.float16
+    arguments = customised(
+        KNOWN, "Known", dtype, torch.int32, tensors=[("maybe_alibi_slopes", "float")], scalars=[("sm_scale", "double")]
+    )
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device), jit_args=arguments)
+    paged, q = Paged([5, 300], PAGE, KV_HEADS, DIM, dtype, device), drawn((2, HEADS, DIM), dtype, device)
+    wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, PAGE, q_data_type=dtype)
+    requests = [paged.request(b) for b in range(2)]
+    want = batch_attention(q, [1, 1], requests, pos_encoding_mode="ALIBI", sm_scale=SCALE)[0]
+    assert_near(wrapper.run(q, paged.cache, SCALE), want)
+    zeros = torch.zeros(HEADS, device=device)
+    assert_near(wrapper.run(q, paged.cache, zeros, SCALE), batch_attention(q, [1, 1], requests, sm_scale=SCALE)[0])
+    with pytest.raises(TypeError, match="sm_scale|fit the arguments"):
+        wrapper.run(q, paged.cache)
+
+
+KNOWN_MASK = r"""
+struct KnownMask : AttentionVariantBase {
+  uint32_t kv_len, window_left;
+  float sm_scale_log2;
+  const uint8_t* bits;
+  template <typename Params>
+  __device__ __host__ KnownMask(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    kv_len = window_left = params.get_kv_len(batch_idx);
+    sm_scale_log2 = params.sm_scale * math::log2e;
+    bits = params.maybe_custom_mask + params.maybe_mask_indptr[batch_idx];
+  }
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    const uint32_t at = qo_idx * kv_len + kv_idx;
+    return (bits[at / 8] >> (at % 8)) & 1;
+  })
+};
+"""
+
+
+def test_the_wrapper_passes_its_mask(device):
+    dtype, lens = torch.float16, ([4, 3], [9, 40])
+    arguments = customised(
+        KNOWN_MASK, "KnownMask", dtype, torch.int32, scalars=[("sm_scale", "double")],
+        tensors=[("maybe_custom_mask", "uint8_t"), ("maybe_mask_indptr", "int32_t")],
+    )  # fmt: skip
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), jit_args=arguments)
+    paged, q = Paged(lens[1], PAGE, KV_HEADS, DIM, dtype, device), drawn((7, HEADS, DIM), dtype, device)
+    masks = [torch.rand(m, n) < 0.5 for m, n in zip(*lens, strict=True)]
+    mask = torch.cat([one.flatten() for one in masks]).to(device)
+    wrapper.plan(
+        indptr_of(lens[0]), *paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, PAGE, custom_mask=mask, q_data_type=dtype
+    )
+    want = batch_attention(q, lens[0], [paged.request(b) for b in range(2)], masks, sm_scale=SCALE)[0]
+    assert_near(wrapper.run(q, paged.cache, SCALE), want)
