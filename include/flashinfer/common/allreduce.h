@@ -66,7 +66,7 @@ struct CommGroup {
 // columns.
 enum class NormQuant : int32_t { kNone, kStatic, kToken, kGroup };
 
-// What NVLink moves in the time of a hop: 1.7 us at 360 GB/s (two H100).
+// Bytes that NVLink moves in the time of a hop: 1.7 us at 360 GB/s (two H100).
 constexpr int64_t kHopBytes = 612'000;
 
 // Returns true if two shots move an input of `bytes` faster. For two ranks they move as many bytes as one shot.
