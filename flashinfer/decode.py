@@ -275,9 +275,9 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
 
         Raises:
             UnsupportedError: several queries of each request with backend ``"fa3"`` or with ``jit_args``.
-            ValueError: several queries without ``use_tensor_cores``, or more than a request's keys, or
-                another number of queries than the first plan's under CUDA graphs; tables, sizes or modes that do not fit, a buffer that is too small, or a plan that
-                exceeds the sizes of a captured CUDA graph.
+            ValueError: several queries without ``use_tensor_cores``, or more than a request's keys, or another
+                number of queries than the first plan's under CUDA graphs; tables, sizes or modes that do not fit,
+                a buffer that is too small, or a plan that exceeds the sizes of a captured CUDA graph.
             TypeError: dtypes that do not fit.
 
         Under CUDA graphs the first plan fixes the sizes for later ones. A replay uses the captured scales,

@@ -19,36 +19,37 @@ from flashinfer.jit.modules import axes, families
 PAGE = """\
 # Attention modules
 
-`python scripts/build_aot.py --families decode,prefill` builds these modules, with `--cuda-arch` for CUDA. Each configuration
-has one module. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--variants` select others.
+`python scripts/build_aot.py --families decode,prefill` builds these modules, with `--cuda-arch` for CUDA. Each
+configuration has one module. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--variants` select others.
 
-`--attention-form dispatching` builds one module for all configurations of a family. A call loads the module of exactly its
-configuration if it exists, otherwise a dispatching module that covers it. If neither exists, it builds the exact one. A
-dispatching module has one translation unit per combination of values. Each compiles as fast as a specialised module. Masks,
-windows, layouts, page sizes, head groups and paging are run-time values of every module.
+`--attention-form dispatching` builds one module for all configurations of a family. A call loads the module of exactly
+its configuration if it exists, otherwise a dispatching module that covers it. If neither exists, it builds the exact
+one. A dispatching module has one translation unit per combination of values. Each compiles as fast as a specialised
+module. Masks, windows, layouts, page sizes, head groups and paging are run-time values of every module.
 
 ## Prefill on Hopper
 
-Prefill has a second module, `..._sm90a`, for each 16-bit configuration without rotation on the fly. It uses wgmma and TMA
-(`csrc/prefill_sm90a.cu`) and is built for 9.0a only. `backend="auto"` takes it on compute capability 9.0 when a request has
-more than 64 rows of queries times group and the mask is causal or absent. Pages whose size is not a multiple of 16 are
-gathered. `backend="fa3"` requests it, also for multi-item scoring. If its kernels cannot serve the call, an error gives the reason.
-`backend="fa2"` requests the portable module.
+Prefill has a second module, `..._sm90a`, for each 16-bit configuration without rotation on the fly. It uses wgmma and
+TMA (`csrc/prefill_sm90a.cu`) and is built for 9.0a only. `backend="auto"` takes it on compute capability 9.0 when the
+mask is causal or absent and `queries * group` of a request is more than 64. Pages whose size is not a multiple of 16
+are gathered. `backend="fa3"` requests it, also for multi-item scoring. If its kernels cannot serve the call, an error
+gives the reason. `backend="fa2"` requests the portable module.
 
-8-bit queries need 8-bit keys and values of the same dtype and a 16-bit output. Their kernels exist for Hopper only, in modules
-such as `prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a`; `--kv-dtypes float8_e4m3fn` builds them. Scales are numbers, or tensors with
-one element or one per head. They are arguments of `single_prefill_with_kv_cache`. A wrapper's `run()` takes them after keys and
-values. Weights are rounded to e4m3 before the product with values, so outputs err by 2 to 3 % of their norm.
+8-bit queries need 8-bit keys and values of the same dtype and a 16-bit output. Their kernels exist for Hopper only, in
+modules such as `prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a`; `--kv-dtypes float8_e4m3fn` builds them. Scales are numbers,
+or tensors with one element or one per head. They are arguments of `single_prefill_with_kv_cache`. A wrapper's `run()`
+takes them after keys and values. Weights are rounded to e4m3 before the product with values, so outputs err by 2 to 3 %
+of their norm.
 
 ## Decode on Hopper
 
-Decode has a second module too (`csrc/decode_sm90a.cu`). Only `backend="fa3"` of `BatchDecodeWithPagedKVCacheWrapper` takes it,
-because it is not always faster. It is the portable kernel with finer splits and a merge of its own. It serves everything but
-RoPE on the fly and custom variants.
+Decode has a second module too (`csrc/decode_sm90a.cu`). Only `backend="fa3"` of `BatchDecodeWithPagedKVCacheWrapper`
+takes it, because it is not always faster. It is the portable kernel with finer splits and a merge of its own. It serves
+everything but RoPE on the fly and custom variants.
 
 ## Modules
 
-Seconds are CPU seconds of all compilers of a module, measured with one compiler per core running.
+Seconds are the CPU time of all compilers of a module. Every core ran one compiler during the measurement.
 
 """
 

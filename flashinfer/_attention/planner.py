@@ -12,7 +12,7 @@ import torch
 from .._ops.arguments import check_planned
 from ..jit.frozen import refuse_capture
 from .accepted import check_kv_lens
-from .arguments import CAUSAL, MULTI_ITEM, Logits, logits_of, variant_of
+from .arguments import CAUSAL, MULTI_ITEM, POS_ENCODINGS, Logits, logits_of, slopes_of, variant_of
 from .bound import Bound
 from .engines import EngineContract
 from .events import Events
@@ -35,6 +35,8 @@ class Planner(EngineContract):
 
     _family, _backend = "prefill", "auto"
     _q_len_per_req = 1  # queries of each request without qo_indptr
+    _needs_slopes = False  # True for a custom variant that declares ALiBi's slopes
+    _slopes: torch.Tensor | None = None
     _name: str
     _layout: int
     _use_cuda_graph: bool
@@ -162,6 +164,10 @@ class Planner(EngineContract):
         return self._use_cuda_graph and self._q_len_per_req == 1
 
     def _keep(self, planned: Plan) -> None:
+        if self._needs_slopes:
+            # A CUDA graph cannot capture their copy from the host.
+            logits = planned.logits._replace(pos_encoding_mode=POS_ENCODINGS["ALIBI"])
+            self._slopes = slopes_of(logits, planned.shape.num_qo_heads, self.device)
         self._plans, self._plan_options = {planned.options: planned}, planned.options
         self._take(planned)
         self._say_plan(planned)

@@ -22,7 +22,6 @@ from .arguments import (
     no_gradient,
     parameters_of,
     rows_of,
-    slopes_of,
 )
 from .bound import Result
 from .events import Events
@@ -34,7 +33,7 @@ from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import Parameters, Setting
 from .streams import LastRun
 
-_SLOPES, ALIBI = "maybe_alibi_slopes", 2
+_SLOPES = "maybe_alibi_slopes"
 
 
 class BatchWrapper(Planner):
@@ -42,7 +41,6 @@ class BatchWrapper(Planner):
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
     _own: tuple[tuple[str, ...], int] = ((), 0)  # tensors of a custom variant, and number of its parameters
-    _slopes: torch.Tensor | None = None  # ALiBi's, for custom variants
 
     def __init__(
         self,
@@ -66,6 +64,7 @@ class BatchWrapper(Planner):
             self._custom = custom_operators(generate(*jit_args, device=self.device.type))
             self._dtype_o = canonicalize_torch_dtype(jit_args[3])
             self._own = tuple(jit_args[7]), len(jit_args[7]) + len(jit_args[9])
+            self._needs_slopes = _SLOPES in self._own[0]
         self._last_run, self._events = LastRun(), Events()
         self._forget_plan()
 
@@ -252,13 +251,6 @@ class BatchWrapper(Planner):
             return q, planned.setting._replace(o_scale=o_scale), self._with_known(planned, args), finish
         parameters = parameters_of(logits, shape.num_qo_heads, self.device, factor)
         return q, planned.setting._replace(o_scale=o_scale), parameters, finish
-
-    def _keep(self, planned: Plan) -> None:
-        # A plan computes them, because a CUDA graph cannot capture their copy from the host.
-        if _SLOPES in self._own[0]:
-            logits = planned.logits._replace(pos_encoding_mode=ALIBI)
-            self._slopes = slopes_of(logits, planned.shape.num_qo_heads, self.device)
-        super()._keep(planned)
 
     def _with_known(self, planned: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the parameters of a custom variant. Tensors that the wrapper has may be omitted, all or none."""

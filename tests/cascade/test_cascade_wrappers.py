@@ -182,7 +182,7 @@ def test_bad_levels(device):
     wrapper.plan(qo, *pages, *shape)
     fewer = torch.clamp(qo[1], max=12)
     with pytest.raises(
-        ValueError, match=r"qo_indptr_arr: got \[13, 12, 13\] queries at the levels, wanted the same number"
+        ValueError, match=r"qo_indptr_arr: got \[13, 12, 13\] queries at the levels, wanted equal numbers"
     ):
         wrapper.plan([qo[0], fewer, qo[2]], *pages, *shape)
     with pytest.raises(ValueError, match="got no plan"):

@@ -285,13 +285,13 @@ def test_a_custom_variant(small):
         wrapper.run(q, paged.cache, bias.half(), 0.2)
     with pytest.raises(ValueError, match=r"bias: got a tensor of torch.sparse_coo, wanted a dense one"):
         wrapper.run(q, paged.cache, bias.to_sparse(), 0.2)
-    with pytest.raises(ValueError, match="k_scale: got float, wanted None: your own variant"):
+    with pytest.raises(ValueError, match="k_scale: got float, wanted None: the custom variant"):
         wrapper.run(q, paged.cache, bias, 0.2, k_scale=2.0)
     with pytest.raises(ValueError, match="logits_soft_cap: got one with jit_args"):
         wrapper.plan(*paged.tables_on(device), 4, 2, head_dim, 16, logits_soft_cap=5.0)
     with pytest.raises(TypeError, match="with_jit_module: window_left: got 4.5, wanted an integer"):
         flashinfer.single_decode_with_kv_cache_with_jit_module(module, q[2], k, v, bias, 0.2, window_left=4.5)
-    with pytest.raises(TypeError, match="jit_module: got int, wanted what build_and_load"):
+    with pytest.raises(TypeError, match="jit_module: got int, wanted the result of build_and_load"):
         flashinfer.single_decode_with_kv_cache_with_jit_module(3, q[2], k, v)
 
 

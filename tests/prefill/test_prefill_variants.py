@@ -67,7 +67,7 @@ def test_a_custom_variant_for_one_request(small):
         function(module, q, k, v, 0.1, -2.0, mask_mode=2)
     with pytest.raises(TypeError, match="with_jit_module: window_left: got 4.5, wanted an integer"):
         function(module, q, k, v, 0.1, -2.0, window_left=4.5)
-    with pytest.raises(TypeError, match="jit_module: got NoneType, wanted what build_and_load"):
+    with pytest.raises(TypeError, match="jit_module: got NoneType, wanted the result of build_and_load"):
         function(None, q, k, v)
     with pytest.raises(TypeError, match="missing value for argument 'sigmoid_bias'"):
         function(module, q, k, v, 0.1)

@@ -100,7 +100,7 @@ def test_plans_with_other_kernels_make_no_graph_of_their_own(device, monkeypatch
         return replace(builtin_operators(family, backend, dtypes, head_dims, variant), kernels=kernels)
 
     monkeypatch.setattr("flashinfer._attention.planner.choose", choose)
-    for module in ("events", "traced"):
+    for module in ("events", "planner", "traced"):
         monkeypatch.setattr(f"flashinfer._attention.{module}.builtin_operators", operators)
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
     compiled = torch.compile(
