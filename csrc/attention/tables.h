@@ -15,7 +15,8 @@
 namespace flashinfer::binding {
 
 // Elements of one int64 tensor: torch takes as long to pass one number as to pass one tensor. Problem in
-// flashinfer/_attention/signature.py has the same list. If page_size is 0, keys are ragged.
+// flashinfer/_attention/signature.py has the same list. If page_size is 0, keys are ragged. If pack is not 0, tables of
+// keys follow the lists.
 #define FLASHINFER_PLAN_NUMBERS(X) \
   X(num_qo_heads)                  \
   X(num_kv_heads)                  \
@@ -33,7 +34,8 @@ namespace flashinfer::binding {
   X(split)                         \
   X(kv_chunk)                      \
   X(variant)                       \
-  X(page_size)
+  X(page_size)                     \
+  X(pack)
 
 struct PlanNumbers {
 #define FLASHINFER_NUMBER_(name) int64_t name;
@@ -201,6 +203,17 @@ inline PlanRequest plan_request(const Check& check, const PlanTables& given, con
   return request;
 }
 
+// Append offsets of keys, and pages that are on the host, to the lists in `buffer`. One copy then brings all to a
+// device. A buffer that is too small gets none of them.
+inline void append_tables(const Check& check, const View& buffer, const PlanTables& given, const BatchLengths& batch) {
+  const HostTable offsets(check, given.kv_indptr, "kv_indptr"), pages(check, given.kv_indices, "kv_indices");
+  int32_t* data = plan_header(check, buffer);
+  const int64_t used = pages ? batch.kv_end : 0;
+  if (!offsets || buffer.numel < data[kNeeded] + offsets.size + used) return;
+  int32_t* end = std::copy_n(offsets.data, offsets.size, data + data[kNeeded]);
+  if (used > 0) std::copy_n(pages.data, used, end);
+}
+
 // Write the plan of a batch. `limits(request, mean rows of a request)` returns the WorkLimits of the kernels.
 template <typename Limits>
 void plan_batch(const Check& check, const PlanTables& given, const PlanNumbers& numbers, Limits&& limits) {
@@ -222,6 +235,7 @@ void plan_batch(const Check& check, const PlanTables& given, const PlanNumbers& 
   header[kGood] = 1, header[kRows] = batch.rows, header[kRowStart] = batch.row_start;
   header[kKvRows] = batch.kv_rows, header[kKvStart] = batch.kv_start, header[kKvEnd] = batch.kv_end;
   write_lists(check, buffer, request, most_rows, numbers.max_items, numbers.max_merges);
+  if (numbers.pack != 0) append_tables(check, buffer, given, batch);
 }
 
 }  // namespace flashinfer::binding

@@ -1,12 +1,14 @@
 """Lists of a plan: work items, merges, and the buffers that hold them.
 
 One native call checks the tables of a batch, computes lengths of keys and schedules the work. It writes new host memory,
-which is pinned for CUDA. The copy into ``int_workspace_buffer`` then does not wait and overwrites no copy in flight.
+which is pinned for CUDA. A copy to the device then does not wait, and overwrites no copy in flight. Tables of keys follow
+the lists there, so that one copy into new memory brings all of a plan. Captured graphs need the addresses of
+``int_workspace_buffer`` and of the caller's tables. Their plans are copied to these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -100,16 +102,13 @@ class Made(NamedTuple):
     problem: Problem
     batch_size: int
     bounds: Bounds | None
+    parts: tuple[int, int, int]  # sizes of lists, offsets of keys and pages in ``host``
+    extent: list[int]  # end and start of queries, pages or rows of keys, the first and last offset of keys
 
     @property
     def kv_lens(self) -> torch.Tensor:
         """Return the lengths of keys, on the host."""
         return self.host[_HEADER + self.batch_size : _HEADER + 2 * self.batch_size]
-
-    @property
-    def extent(self) -> tuple[int, ...]:
-        """Return end and start of queries, pages or rows of keys, and the first and last offset of keys."""
-        return tuple(self.header[_ROWS : _KV_END + 1])
 
 
 class Bounds(NamedTuple):
@@ -132,6 +131,7 @@ class Scheduler:
         self._guess = 1 << 12
         self._fitting: dict[tuple[Any, ...], bool] = {}
         self._numbers: dict[Problem, torch.Tensor] = {}
+        self._bounded: tuple[tuple[Problem, Bounds], Problem] | None = None  # with bounds of a captured graph
         self.reset(float_workspace_buffer, None)
 
     def reset(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None) -> None:
@@ -143,6 +143,7 @@ class Scheduler:
         ints = _bytes(self.op, "int_workspace_buffer", int_workspace_buffer)
         check_device(self.op, "int_workspace_buffer", ints, self.device, " as float_workspace_buffer is")
         self.int_workspace = ints[: ints.numel() // 4 * 4].view(torch.int32)
+        self._float_bytes, self._int_bytes = self.float_workspace.numel(), 4 * self.int_workspace.numel()
         self.bounds: Bounds | None = None
         self.header: list[int] = []  # of the last plan
         self.device_index = self.device.index or 0
@@ -169,37 +170,55 @@ class Scheduler:
             bounds = self._bounds_for(plan, problem, tables, problem.fixed if fixed is None else fixed)
             if bounds is None:
                 return None
-            problem = problem._replace(
-                max_items=bounds.max_items, max_merges=bounds.max_merges, tile_rows=bounds.tile_rows
-            )
-        host = torch.empty(self._guess, dtype=torch.int32, device="cpu", pin_memory=self._pin)
-        header = self._call(plan, host, problem, tables)
-        if not header[_GOOD]:
-            return None
-        needed = header[_NEEDED]
-        if needed > self._guess:
-            host = torch.empty(needed, dtype=torch.int32, device="cpu", pin_memory=self._pin)
+            key, last = (problem, bounds), self._bounded
+            if last is None or last[0] != key:
+                sizes = dict(max_items=bounds.max_items, max_merges=bounds.max_merges, tile_rows=bounds.tile_rows)
+                last = self._bounded = key, problem._replace(pack=0, **sizes)
+            problem = last[1]
+        lens, offsets, pages = tables.kv_lens, tables.kv_indptr, tables.kv_indices
+        batch_size = lens.numel() if offsets is None else offsets.numel() - 1  # type: ignore[union-attr]
+        while True:
+            guess = self._guess
+            host = torch.empty(guess, dtype=torch.int32, device="cpu", pin_memory=self._pin)
             header = self._call(plan, host, problem, tables)
-        self._guess = max(needed * 5 // 4, 1 << 12)
-        lens = tables.kv_lens if tables.kv_indptr is None else tables.kv_indptr
-        assert lens is not None
-        return Made(host, header, problem, lens.numel() - (tables.kv_indptr is not None), bounds)
+            if not header[_GOOD]:
+                return None
+            parts = header[_NEEDED], 0, 0
+            if problem.pack and offsets is not None:
+                parts = header[_NEEDED], batch_size + 1, 0 if pages is None else header[_KV_END]
+            needed = sum(parts)
+            self._guess = max(needed * 5 // 4, 1 << 12)
+            if needed <= guess:
+                return Made(host, header, problem, batch_size, bounds, parts, header[_ROWS : _KV_END + 1])
 
-    def write(self, made: Made) -> Lists:
-        """Copy a plan to the device, over the last one.
+    def place(self, made: Made) -> tuple[torch.Tensor, ...]:
+        """Return lists, offsets of keys and pages of a plan on the device, after one copy. Parts may be empty."""
+        parts = made.host[: sum(made.parts)]
+        if self._pin:
+            parts = parts.to(self.device, non_blocking=True)
+        return parts.split_with_sizes(made.parts)
+
+    def write(self, made: Made, lists: torch.Tensor | None = None) -> Lists:
+        """Return the lists of a plan on the device. Those of captured graphs are copied over the last plan's.
+
+        Args:
+            made: the plan.
+            lists: the first part that :meth:`place` returned, if it was called.
 
         Raises:
             ValueError: a workspace that is too small, or more partial results than a captured graph has room for.
         """
         header, bounds = made.header, made.bounds
-        needed = header[_NEEDED]
         if bounds is None:
             sizes = (header[_ITEMS], header[_MERGES], header[_SLOTS], header[_TILE_ROWS], header[_SLOT_ROWS])
         else:
             sizes = (bounds.max_items, bounds.max_merges, bounds.max_slots, bounds.tile_rows, bounds.tile_rows)
-        self._check_room(made.problem, header, needed, sizes)
-        lists = self.int_workspace[:needed]
-        lists.copy_(made.host[:needed], non_blocking=True)
+        self._check_room(made, sizes)
+        if bounds is not None:
+            lists = self.int_workspace[: made.parts[0]]
+            lists.copy_(made.host[: made.parts[0]], non_blocking=True)
+        elif lists is None:
+            lists = self.place(made)[0]
         self.bounds, self.header = bounds, header
         return Lists(lists, self.float_workspace, made.batch_size, *sizes)
 
@@ -242,8 +261,9 @@ class Scheduler:
         bounds = self.bounds
         if bounds is not None and bounds.fixed == fixed:
             queries = tables.qo_indptr
-            count = bounds.num_queries if queries is None or queries.numel() == 0 else int(queries[-1])
-            check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
+            if queries is not None and queries.numel():
+                count = int(queries[-1])
+                check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
             return bounds
         header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem, tables)
         if not header[_GOOD]:
@@ -251,16 +271,17 @@ class Scheduler:
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
         return Bounds(fixed, header[_ROWS], *sizes)
 
-    def _check_room(self, problem: Problem, header: Sequence[int], needed: int, sizes: tuple[int, ...]) -> None:
+    def _check_room(self, made: Made, sizes: tuple[int, ...]) -> None:
         _, _, max_slots, _, slot_rows = sizes
-        name, slots = "float_workspace_buffer", header[_SLOTS]
+        name, slots, problem = "float_workspace_buffer", made.header[_SLOTS], made.problem
+        ints = 0 if made.bounds is None else 4 * made.parts[0]  # other plans have memory of their own
         if slots > max_slots:
             check_range(self.op, name, slots, most=max_slots, unit="partial results", why=_CAPTURED)
         # The output's columns, m and l of each partial result are float32.
         room = 4 * max_slots * problem.num_kv_heads * slot_rows * (problem.head_dim_vo + 2)
         for name, got, wanted in (
-            ("int_workspace_buffer", 4 * self.int_workspace.numel(), 4 * needed),
-            ("float_workspace_buffer", self.float_workspace.numel(), room),
+            ("int_workspace_buffer", self._int_bytes, ints),
+            ("float_workspace_buffer", self._float_bytes, room),
         ):
             if got < wanted:
                 why = ": pass a larger one to reset_workspace_buffer()"

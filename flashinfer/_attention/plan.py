@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
@@ -151,7 +152,7 @@ def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
     before = former.requests
     return (
         former.operators is operators
-        and before.shape == requests.shape
+        and (before.shape is requests.shape or before.shape == requests.shape)
         and before.page_size == requests.page_size
         and before.masks is NO_MASKS
         and requests.masks is NO_MASKS
@@ -160,6 +161,8 @@ def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
 
 # Offsets that make all sizes distinct. torch would give equal sizes the same symbol.
 _OFFSET = 1 << 40
+_OFFSETS = tuple(range(_OFFSET, 64 * _OFFSET, _OFFSET))
+_STRIDES = (0,) * 64
 _NOTHING = torch.empty(0, device="cpu")  # independent of the default device
 
 
@@ -168,8 +171,7 @@ def as_shape(sizes: Sequence[int]) -> torch.Tensor:
 
     Integers would become constants of the graph if a module or a global variable holds them.
     """
-    shape = (0, *(_OFFSET * (number + 1) + size for number, size in enumerate(sizes)))
-    return _NOTHING.as_strided(shape, (0,) * len(shape))
+    return _NOTHING.as_strided((0, *map(operator.add, _OFFSETS, sizes)), _STRIDES[: len(sizes) + 1])
 
 
 def from_shape(carrier: torch.Tensor) -> list[int]:

@@ -17,11 +17,11 @@ from .engines import EngineContract
 from .events import Events
 from .kernels import FEW_ROWS, Wanted, choose
 from .lists import Made, Shape
-from .masks import NO_MASKS, MaskTensors, masks_of
+from .masks import NO_MASK_REQUEST, NO_MASKS, MaskTensors, masks_of
 from .operators import Operators, builtin_operators, named
 from .plan import Cut, Extent, Options, Plan, Requests, make_plan
-from .request import PlanRequest, bad_tables, near_tables, take_tables
-from .signature import HostTables
+from .request import PlanRequest, bad_tables, near_tables, take_pages, take_tables
+from .signature import HostTables, Problem
 from .streams import LastRun
 from .tables import Batch, Tables, refuse_graph
 
@@ -48,17 +48,19 @@ class Planner(EngineContract):
         self._former: dict[Options, Plan] = {}  # the last plan of each options, whose calls the next one takes over
         self._bound: Bound | None = None  # the plan as its module holds it, for eager calls
         self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
-        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str, int]] | None = None
+        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str, int], Operators | None] | None = None
+        self._problem: tuple[tuple[Any, ...], Problem] | None = None
 
     def _compile(self, request: PlanRequest) -> None:
         """Make the plan of a request. Write the caller's buffers last, when nothing can fail any more."""
         kind, given = request.kind, request.tables
         near, prefix_len = near_tables(request)
-        mode = request.masks.mode
+        mode = None if request.masks is NO_MASK_REQUEST else request.masks.mode
         options, shape, queries = kind.options, kind.shape, near.qo_indptr
         mean = 1.0
         if queries is not None and (count := queries.numel() - 1) > 0:
-            mean = (int(queries[-1]) - int(queries[0])) / count
+            first, last = queries[::count].tolist()
+            mean = (last - first) / count
         extent = Extent(
             (options.causal if mode is None else mode) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1)
         )
@@ -69,8 +71,12 @@ class Planner(EngineContract):
         rows, row_start, kv_rows, kv_start, kv_end = made.extent
         if given.kv_indices is not None and given.kv_indices.numel() < kv_end:
             bad_tables(request, near)
-        tables = Tables(request.op, self.device, request.non_blocking)
-        kv_indptr, kv_indices = take_tables(tables, request, kv_end)
+        tables, lists = Tables(request.op, self.device, request.non_blocking), None
+        if made.bounds is None:
+            lists, kv_indptr, pages = self._scheduler.place(made)
+            kv_indices = take_pages(tables, request, kv_end) if near.kv_indices is None else pages
+        else:
+            kv_indptr, kv_indices = take_tables(tables, request, kv_end)
         if queries is not None:
             queries = queries.clone()  # gradients are computed long after the call: the caller may change the table
         batch = Batch(rows, queries, made.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
@@ -78,7 +84,7 @@ class Planner(EngineContract):
         if mode is not None:
             masks = masks_of(tables, batch, request.masks, prefix_len, self._use_cuda_graph)
         requests = Requests(batch, shape, masks, kind.page_size, self._layout, request.run_shape, kind.cut)
-        self._keep(self._write(made, requests, options, extent, operators))
+        self._keep(self._write(made, requests, options, extent, operators, lists))
         tables.commit()
 
     def _plan(
@@ -110,17 +116,25 @@ class Planner(EngineContract):
             self._scheduler.bounds = None  # those of other kernels
         # Rows of a tile must not depend on the batch. Other kernels choose them, or have one size only.
         is_fixed = cut.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
-        problem = shape.problem(
-            int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
-            FIXED_TILE_ROWS if is_fixed else 0, int(cut.split), cut.kv_chunk, operators.variant, page_size,
-        )  # fmt: skip
-        return self._scheduler.make(operators.plan, problem, near)
+        key = (shape, extent, cut, page_size, operators.variant, is_fixed)
+        if self._problem is None or self._problem[0] != key:
+            self._problem = key, shape.problem(
+                int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
+                FIXED_TILE_ROWS if is_fixed else 0, int(cut.split), cut.kv_chunk, operators.variant, page_size, 1,
+            )  # fmt: skip
+        return self._scheduler.make(operators.plan, self._problem[1], near)
 
-    def _write(self, made: Made, requests: Requests, options: Options, extent: Extent, operators: Operators) -> Plan:
-        """Copy lists to the device, over those of the last plan, after its runs."""
+    def _write(
+        self, made: Made, requests: Requests, options: Options, extent: Extent, operators: Operators,
+        lists: torch.Tensor | None = None,
+    ) -> Plan:  # fmt: skip
+        """Make a plan of lists, which :meth:`Scheduler.place` may have returned.
+
+        Wait for the runs of the last plan: its lists are overwritten or freed.
+        """
         if self.device.type == "cuda":
             self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
-        return self._with(requests, self._scheduler.write(made), extent, options, operators)
+        return self._with(requests, self._scheduler.write(made, lists), extent, options, operators)
 
     def _with(self, requests: Requests, lists: Any, extent: Extent, options: Options, operators: Operators) -> Plan:
         bounds = self._scheduler.bounds
@@ -155,17 +169,19 @@ class Planner(EngineContract):
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
         backend = "fa2" if cut.is_fixed and self._backend == "auto" else self._backend
         rows = int(mean * group)
-        key = (shape, options, mode, rows <= FEW_ROWS, backend)
+        events, planned, bounds = self._events, self._planned, self._scheduler.bounds
+        key = (shape, options, mode, rows <= FEW_ROWS, backend, events.wanted, events.attached is None)
         if self._chosen is None or self._chosen[0] != key:
             wanted = Wanted(
                 self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
                 options.causal if mode is None else mode, group,
             )  # fmt: skip
-            self._chosen = key, (wanted, self._kernels(backend, wanted, rows), variant_of(logits))
-        wanted, kernels, variant = self._chosen[1]
-        if self._custom is not None:
-            return self._custom
-        planned, bounds = self._planned, self._scheduler.bounds
+            chosen = wanted, self._kernels(backend, wanted, rows), variant_of(logits)
+            self._chosen = key, chosen, self._custom
+        _, chosen, operators = self._chosen
+        if operators is not None and (bounds is None or planned is None or planned.operators is operators):
+            return operators
+        wanted, kernels, variant = chosen
         if bounds is not None and planned is not None and bounds.fixed == shape.problem().fixed:
             # Kernels of a captured graph also serve later plans, if they can.
             if wanted.why_not(planned.operators.kernels) is None:
@@ -173,11 +189,13 @@ class Planner(EngineContract):
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None
         try:
-            events = self._events
             select = builtin_operators if not events.wanted and events.attached is None else events.operators
-            return select(self._family, self.device.type, dtypes, head_dims, variant, kernels)
+            operators = select(self._family, self.device.type, dtypes, head_dims, variant, kernels)
         except ValueError as err:
             raise named(f"{self._name}.plan", err) from None
+        if kernels == chosen[1]:
+            self._chosen = key, chosen, operators
+        return operators
 
     def _kernels(self, backend: str, wanted: Wanted, rows: int) -> str:
         """Return the kernels of a plan, ``""`` for a variant of the caller's."""

@@ -15,7 +15,7 @@ from .._ops.numbers import positive
 from .accepted import cut_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .lists import Shape
-from .masks import MaskRequest
+from .masks import NO_MASK_REQUEST, MaskRequest
 from .plan import Cut, Options
 from .signature import HostTables
 from .tables import Tables, check_batch_size, check_pages, on_host, refuse_graph
@@ -92,7 +92,8 @@ _parsed = lru_cache(maxsize=256, typed=True)(_parse)
 def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
     """Return the tables and ``prefix_len`` of multi-item scoring on the host, after one copy from a device at most."""
     queries, lens, indptr, indices, last = request.tables
-    queries, lens, indptr, last, prefix_len = on_host(queries, lens, indptr, last, request.masks.prefix_len)
+    prefix_len = None if request.masks is NO_MASK_REQUEST else request.masks.prefix_len
+    queries, lens, indptr, last, prefix_len = on_host(queries, lens, indptr, last, prefix_len)
     if indices is not None and not indices.is_cpu:
         indices = None
     qo_buffer, indptr_buffer, *_ = request.buffers
@@ -105,15 +106,20 @@ def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
 
 def take_tables(tables: Tables, request: PlanRequest, kv_end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Copy tables to the device, later to buffers of captured graphs. Return offsets and indices that kernels read."""
-    queries, _, indptr, indices, last = request.tables
-    qo_buffer, indptr_buffer, indices_buffer, last_buffer = request.buffers
+    queries, _, indptr, _, last = request.tables
+    qo_buffer, indptr_buffer, _, last_buffer = request.buffers
     if qo_buffer is not None and queries is not None:
         tables.take("qo_indptr", qo_buffer, queries)
     if last_buffer is not None and last is not None:
         tables.take(request.names[2], last_buffer, last)
     assert indptr is not None
-    placed = tables.take(request.names[0], indptr_buffer, indptr)
-    return placed, None if indices is None else tables.take(request.names[1], indices_buffer, indices[:kv_end])
+    return tables.take(request.names[0], indptr_buffer, indptr), take_pages(tables, request, kv_end)
+
+
+def take_pages(tables: Tables, request: PlanRequest, kv_end: int) -> torch.Tensor | None:
+    """Copy the page table to the device, later to the buffer of captured graphs. ``None`` if keys are ragged."""
+    indices = request.tables.kv_indices
+    return None if indices is None else tables.take(request.names[1], request.buffers[2], indices[:kv_end])
 
 
 def bad_tables(request: PlanRequest, near: HostTables) -> NoReturn:

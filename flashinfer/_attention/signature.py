@@ -82,6 +82,7 @@ class Problem(NamedTuple):
     kv_chunk: int = 0  # keys are split at its multiples; 0: splits balance the work
     variant: int = 0
     page_size: int = 0  # 0: keys are ragged
+    pack: int = 0  # 1: tables of keys follow the lists in the buffer
 
     @property
     def fixed(self) -> tuple[int, ...]:

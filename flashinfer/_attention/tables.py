@@ -36,9 +36,12 @@ def on_host(*tensors: torch.Tensor | None) -> list[Any]:
     refuse_graph()
     if torch.cuda.is_initialized():  # no graph is captured before
         refuse_capture("plan(): the host would read and write tables", "call it")
-    on_device = [x for x in tensors if x is not None and x.device.type != "cpu"]
-    if not on_device:
+    for x in tensors:
+        if x is not None and not x.is_cpu:
+            break
+    else:
         return list(tensors)
+    on_device = [x for x in tensors if x is not None and not x.is_cpu]
     copies = iter(torch.cat([x.view(torch.int32) for x in on_device]).cpu().split([x.numel() for x in on_device]))
     return [x if x is None or x.device.type == "cpu" else next(copies).view(x.dtype) for x in tensors]
 
@@ -60,7 +63,8 @@ def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, f
 def check_batch_size(op: str, name: str, batch_size: int, buffer: torch.Tensor | None) -> None:
     if buffer is not None:
         fixed = buffer.numel() - 1
-        check_range(op, name, batch_size, fixed, fixed, "requests", " as the buffer for CUDA graphs has")
+        if batch_size != fixed:
+            check_range(op, name, batch_size, fixed, fixed, "requests", " as the buffer for CUDA graphs has")
 
 
 def paged_kv_lens(
@@ -85,7 +89,8 @@ class Tables:
     def take(self, name: str, buffer: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         if buffer is None:
             return x.to(self.device, non_blocking=self.non_blocking, copy=True)
-        check_range(self.op, name, x.numel(), most=buffer.numel(), unit="elements", why=", the size of its buffer")
+        if x.numel() > buffer.numel():
+            check_range(self.op, name, x.numel(), most=buffer.numel(), unit="elements", why=", the size of its buffer")
         if x.device != buffer.device or x.data_ptr() != buffer.data_ptr():  # engines write into the buffer themselves
             self.pending.append((buffer[: x.numel()], x))
         return buffer

@@ -80,7 +80,9 @@ _OPERATORS = {
 
 def problem_of(num_heads: int, head_dim_ckv: int, causal: bool, page_size: int) -> Problem:
     """Return the numbers of a plan: all heads of a query read one head of keys."""
-    return Problem(num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=int(causal), page_size=page_size)
+    return Problem(
+        num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=int(causal), page_size=page_size, pack=1
+    )
 
 
 @cache

@@ -153,16 +153,23 @@ class MlaWrapper:
             _bad_tables(op, names, near_qo, near_kv, near_lens, indices, page_size, last_page)
         rows, _, num_pages, _, used = made.extent
         self._last_run.wait(self.device, ())
-        given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
-        tables = Tables(op, self.device, non_blocking=True)
-        taken = {name: x if x is None else tables.take(name, self._buffers.get(name), x) for name, x in given.items()}
-        lists = self._scheduler.write(made)
+        tables, placed = Tables(op, self.device, non_blocking=True), None
+        taken = dict.fromkeys(names)
+        if made.bounds is None:
+            placed, taken[names[1]], taken[names[2]] = self._scheduler.place(made)
+            if not indices.is_cpu:
+                taken[names[2]] = tables.take(names[2], None, indices[:used])
+        else:
+            given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
+            for name, x in given.items():
+                taken[name] = None if x is None else tables.take(name, self._buffers.get(name), x)
+        lists = self._scheduler.write(made, placed)
         tables.commit()
         sizes = torch.tensor(lists[3:], dtype=torch.int64, device="cpu")
         taken_indptr, taken_indices = taken[names[1]], taken[names[2]]
         assert taken_indptr is not None and taken_indices is not None
         self._planned = Plan(
-            operators, taken_indptr, taken_indices, self._scheduler.int_workspace, sizes,
+            operators, taken_indptr, taken_indices, self._scheduler.int_workspace if placed is None else placed, sizes,
             num_heads, page_size, bool(causal), float(sm_scale), dtype, kv_dtype,
             torch.empty(rows, 0, device="cpu"), num_pages,
         )  # fmt: skip

@@ -25,6 +25,9 @@ def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32)
         TypeError: no integers.
         ValueError: no dense vector, or a value that :func:`narrowed` rejects.
     """
+    # Most tables of plans are in this form, and the checks below take 2 us.
+    if type(x) is torch.Tensor and x.dtype is dtype and x.is_cpu and x.layout is torch.strided and x.dim() == 1:
+        return x.contiguous()
     if not isinstance(x, torch.Tensor):
         raise type_error(op, name, type(x).__name__, "Tensor")
     if x.layout != torch.strided:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashinfer
 
@@ -46,6 +47,13 @@ def plan_of(kind: str, batch: int, device: str) -> Callable[[], None]:
     if kind == "decode":
         decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
         return lambda: decode.plan(indptr, indices, last, *SHAPE)
+    if kind == "fast decode":
+        buffers = [torch.zeros(n, dtype=torch.int32, device=device) for n in (batch + 1, len(indices), batch)]
+        graph = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace(device), *buffers)
+        graph.plan(indptr, indices, last, *SHAPE)
+        return lambda: flashinfer.fast_decode_plan(
+            graph, buffers[0], buffers[1], last, *SHAPE, global_override_indptr_cpu=indptr
+        )
     if kind == "paged prefill":
         paged = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
         return lambda: paged.plan(indptr, indptr, indices, last, *SHAPE, causal=True)
@@ -58,14 +66,78 @@ def plan_of(kind: str, batch: int, device: str) -> Callable[[], None]:
     return lambda: mla.plan(one_each, indptr, indices, lens, *sizes, torch.float16, torch.float16)
 
 
-@pytest.mark.parametrize("kind", ["decode", "paged prefill", "ragged prefill", "mla"])
+class Dispatches(TorchDispatchMode):
+    """Names of the torch operators that a call dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.name())
+        return function(*args, **kwargs or {})
+
+
+# The most Python calls and torch operators of a plan with tables on the host. A GPU needs a few more: streams, copies.
+MOST = {
+    "decode": (56, 8),
+    "fast decode": (68, 14),
+    "paged prefill": (63, 10),
+    "ragged prefill": (60, 10),
+    "mla": (56, 8),
+}
+
+
+@pytest.mark.parametrize("kind", MOST)
 def test_a_plan_makes_few_calls_whatever_the_batch(kind, device):
-    counts = []
+    most, operators = MOST[kind]
+    if device != "cpu":
+        most, operators = most + 15, operators + 2
+    counts, names = [], Dispatches()
     for batch in (1, 64):
         plan = plan_of(kind, batch, device)
         plan(), plan()
         counts.append(python_calls(plan))
-    assert counts[0] == counts[1] and counts[0] <= 110, counts
+    with names:
+        plan()
+    assert counts[0] == counts[1] and counts[0] <= most, counts
+    assert len(names.names) <= operators, names.names
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_one_copy_brings_lists_and_tables(first, far, device):
+    """Tables follow the lists in one memory, from any first offset, and are the caller's values."""
+    batch = random.randrange(1, 40)
+    indptr = first + indptr_of([random.randrange(0, 9) for _ in range(batch)])
+    used = int(indptr[-1])
+    indices, last = torch.randperm(used + 5).int(), torch.full((batch,), PAGE, dtype=torch.int32)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    wanted = indptr.clone(), indices[:used].clone()
+    placed = indices.to(device) if far else indices
+    for _ in range(3):
+        wrapper.plan(indptr, placed, last, *SHAPE)
+    got = wrapper._planned.requests.batch.kv_indptr, wrapper._planned.requests.batch.kv_indices
+    indptr.fill_(-7), placed.fill_(-7)
+    for have, want in zip(got, wanted, strict=True):
+        assert have.device.type == device and torch.equal(have.cpu(), want)
+    lists = wrapper._planned.lists.plan
+    assert got[0].data_ptr() == lists.data_ptr() + 4 * lists.numel() and lists.data_ptr() % 32 == 0
+    if device == "cpu" or not far:
+        assert got[1].data_ptr() == got[0].data_ptr() + 4 * (batch + 1)
+
+
+def test_a_plan_of_other_options_follows_each_plan(device):
+    """forward() makes lists again from the tables of the last plan, which are in the memory of its lists."""
+    lens = [300, 5, 77]
+    paged = Paged(lens, PAGE, KV_HEADS, DIM, torch.float16, device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
+    q = drawn((3, HEADS, DIM), torch.float16, device)
+    for _ in range(3):
+        wrapper.plan(*paged.tables_on("cpu"), *SHAPE, window_left=8)
+        for window in (8, -1, 40):
+            want, _ = batch_attention(q, [1] * 3, [paged.request(b) for b in range(3)], window_left=window)
+            assert_near(wrapper.forward(q, paged.cache, window_left=window), want)
 
 
 def test_a_graph_has_room_for_rows_before_the_first_request(device):

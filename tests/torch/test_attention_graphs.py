@@ -237,9 +237,10 @@ def test_workspaces(small):
     with pytest.raises(ValueError, match=r"run: got no plan, wanted a call of plan\(\) before"):
         wrapper.run(q, paged.cache)
     ints = torch.empty(1 << 20, dtype=torch.uint8, device=device)
-    wrapper.reset_workspace_buffer(workspace(device), ints[:64])
+    graphed = Graphed(small, 2, 400, (4, 1))
+    graphed.wrapper.reset_workspace_buffer(workspace(device), ints[:64])
     with pytest.raises(ValueError, match=r"int_workspace_buffer: got 64 bytes, wanted at least \d+"):
-        plan()
+        graphed.plan(paged)
     wrapper.reset_workspace_buffer(workspace(device).view(torch.float32), ints)
     plan()
     assert_near(wrapper.run(q, paged.cache), wanted(q, paged)[0])
