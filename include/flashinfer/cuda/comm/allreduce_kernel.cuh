@@ -63,9 +63,8 @@ __device__ __forceinline__ Part<T> load_part(const void* from, const Place& at, 
   return part;
 }
 
-template <bool kAligned, typename T>
-__device__ __forceinline__ void store_part(void* to, const Place& at, int64_t row_elements, const Part<T>& part) {
-  constexpr int kN = kPartElements<T>;
+template <bool kAligned, typename T, int kN>
+__device__ __forceinline__ void store_part(void* to, const Place& at, int64_t row_elements, const Vec<T, kN>& part) {
   if constexpr (kAligned) return store_vec(static_cast<T*>(to) + int64_t{at.index} * kN, part);
   T* row = static_cast<T*>(to) + at.row * row_elements;
 #pragma unroll
@@ -108,14 +107,7 @@ __device__ __forceinline__ float cluster_reduce(float value, float (*partial)[16
 template <bool kAligned, int kN>
 __device__ __forceinline__ void store_quantized(void* to, const Place& at, int64_t row_elements,
                                                 const float (&values)[kN]) {
-  const Vec<uint8_t, kN> part = quantize(values, DType::kFloat8E4M3);
-  if constexpr (kAligned) return store_vec(static_cast<uint8_t*>(to) + int64_t{at.index} * kN, part);
-  uint8_t* row = static_cast<uint8_t*>(to) + at.row * row_elements;
-#pragma unroll
-  for (int j = 0; j < kN; ++j) {
-    const int64_t column = int64_t{at.in_row} * kN + j;
-    if (column < row_elements) row[column] = part.at[j];
-  }
+  store_part<kAligned>(to, at, row_elements, quantize(values, DType::kFloat8E4M3));
 }
 
 // Returns the scale of a part's group, whose parts adjacent lanes have, and stores its exponent. All lanes of a warp
