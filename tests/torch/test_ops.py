@@ -123,7 +123,7 @@ def assert_writes_match_schema(operator, arguments) -> None:
     given = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
     operator(*given)
     for argument, one, before in zip(operator._schema.arguments, given, arguments, strict=True):
-        if isinstance(one, torch.Tensor) and argument.name != "order":  # orders calls in a graph, keeps its value
+        if isinstance(one, torch.Tensor):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and argument.name == "order":  # its writes are declared so that graphs keep the order of calls
                 continue
