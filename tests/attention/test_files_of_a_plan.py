@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 import torch
 
 import flashinfer
+
+from ..support.profile import files_of_calls
 
 MOST_FILES, MOST_CALLS_OF_A_RUN = 10, 3
 ROOT = os.path.dirname(flashinfer.__file__) + os.sep
@@ -62,19 +63,7 @@ def query(rows: int) -> torch.Tensor:
 
 def calls_of(function: Callable[[], object]) -> list[str]:
     """Return the file of each call into the package."""
-    files = []
-
-    def watch(frame: Any, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
-            files.append(frame.f_code.co_filename.removeprefix(ROOT))
-
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return files
+    return [file.removeprefix(ROOT) for file in files_of_calls(function) if file.startswith(ROOT)]
 
 
 @pytest.mark.parametrize("sample", [paged, ragged, decode])

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,28 +11,10 @@ import torch
 import flashinfer
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
+from ..support.profile import files_of_calls
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
 SHAPE = (HEADS, KV_HEADS, DIM, PAGE)
-
-
-def python_calls(call: Callable[[], object]) -> int:
-    """Return the number of Python functions that a call enters, finalizers of earlier garbage not counted."""
-    count, before = 0, sys.getprofile()
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event == "call"
-
-    gc.collect()
-    gc.disable()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-        gc.enable()
-    return count
 
 
 def plan_of(kind: str, batch: int, device: str) -> Callable[[], None]:
@@ -64,7 +43,7 @@ def test_calls_of_a_plan_do_not_depend_on_the_batch(kind, device):
     for batch in (1, 64):
         plan = plan_of(kind, batch, device)
         plan(), plan()
-        counts.append(python_calls(plan))
+        counts.append(len(files_of_calls(plan)))
     assert counts[0] == counts[1] and counts[0] <= 85, counts
 
 
