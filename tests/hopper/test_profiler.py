@@ -20,7 +20,7 @@ INCLUDE = HERE.parents[1] / "include"
 ARCHS = ("80", "90a")
 # Statements, members, arguments and parameters of events, in this order. No "profiler" or "Track" remains.
 EVENTS = [
-    (r"^\s*(if \([^()]*\) )?(profiler|track)\.(begin|end|turn|instant|finish)\([^;]*\);\n", ""),
+    (r"^\s*(if \([^()]*\) )?(profiler|track)\.\w+\([^;]*\);\n", ""),
     (r"^#include <flashinfer/cuda/profiler\.cuh>\n", ""),
     (r"^\s*(Profiler<[^;\n]*>|Track)&? profiler(\(params\))?;\n", ""),
     (r"^\s*using Track = [^;]*;\n", ""),
