@@ -437,7 +437,7 @@ def fp8_blockscale_gemm_sm90(
     Args:
         input: ``[m, k]``, k a multiple of 128: bfloat16, which is quantised here, or float8_e4m3fn with
             ``input_scale``.
-        weight: ``[n, k]``: float8_e4m3fn with ``weight_scale``, or bfloat16.
+        weight: ``[n, k]``: float8_e4m3fn with ``weight_scale``, or bfloat16 if the input is bfloat16.
         input_scale: float32 ``[k / 128, m]``, or ``[m, k / 128]`` where that is another shape.
         weight_scale: float32 ``[n, k / 128]``, or ``[n / 128, k / 128]`` (n rounded up).
         out: ``[m, n]``, written.
@@ -447,14 +447,16 @@ def fp8_blockscale_gemm_sm90(
         ``[m, n]``.
 
     Raises:
-        ValueError: invalid shapes, missing scales, or scales for bfloat16.
-        TypeError: invalid dtypes.
+        ValueError: invalid shapes, missing scales, scales for bfloat16, or invalid dtypes of input and weight.
+        TypeError: invalid dtypes of scales, out and out_dtype.
         GradientError: a tensor requires a gradient; there is none.
     """
     name = "fp8_blockscale_gemm_sm90"
     m, k, n = bind(name, input=(input, "m k"), weight=(weight, "n k"), out=(out, "?m n"))
     if k % BLOCK != 0:
         raise value_error(name, "input", f"a depth of {k}", f"one divisible by block size {BLOCK}")
+    if input.dtype == torch.float8_e4m3fn and weight.dtype == torch.bfloat16:
+        raise value_error(name, "weight", weight.dtype, "FP8: FP8 input with BF16 weight is not supported")
     depths = k // BLOCK
     if input_scale is not None and tuple(input_scale.shape) == (depths, m):
         input_scale = input_scale.t()

@@ -8,7 +8,7 @@ from torch.compiler import is_dynamo_compiling
 from .._ops.arguments import check_none, check_present
 from .._ops.bind import bind
 from .._ops.dtypes import FLOATS
-from .._ops.errors import type_error, value_error
+from .._ops.errors import value_error
 from .._ops.numbers import check_range
 from .._ops.tensors import check_count, check_dtype, is_readable
 
@@ -69,13 +69,16 @@ def in_eight_bits(
     """Return ``[m, k]`` in float8_e4m3fn with its scales.
 
     Scales of the caller must have one of the shapes.
+
+    Raises:
+        ValueError: an invalid dtype of ``x`` also, because engines catch this type.
     """
     if x.dtype == torch.bfloat16:
-        check_none(function, f"{name}_scale", scale, f"{name} is bfloat16")
+        check_none(function, f"{name}_scale", scale, f"{name}_scale should not be provided for BF16")
         return quantized(x)
     if x.dtype != torch.float8_e4m3fn:
-        raise type_error(function, name, x.dtype, "FP8 (float8_e4m3fn) or BF16")
-    scale = check_present(function, f"{name}_scale", scale, "scales of float8_e4m3fn")
+        raise value_error(function, name, x.dtype, "FP8 (float8_e4m3fn) or BF16")
+    scale = check_present(function, f"{name}_scale", scale, f"a tensor: {name}_scale is required when {name} is FP8")
     bind(function, **{f"{name}_scale": (scale, "_ _", F32)})
     if not is_dynamo_compiling() and tuple(scale.shape) not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)

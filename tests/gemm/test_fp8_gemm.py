@@ -234,9 +234,11 @@ def test_mistakes(device):
             bmm_fp8(*args)
     for error, message, args in (
         (ValueError, "divisible by block size", (a[:, :96].bfloat16(), b[:, :96])),
-        (TypeError, "FP8.*or BF16", (a.float(), b)),
-        (ValueError, "weight_scale: got None", (a.bfloat16(), b)),
-        (ValueError, "input_scale: got Tensor, wanted None: input is bfloat16", (a.bfloat16(), b, a_scale)),
+        (ValueError, "input: got torch.float16, wanted FP8.*or BF16", (a.half(), b.half())),
+        (ValueError, "weight: got torch.float32, wanted FP8.*or BF16", (a.bfloat16(), b.float())),
+        (ValueError, "weight_scale: got None.*weight_scale is required when weight is FP8", (a.bfloat16(), b)),
+        (ValueError, "input_scale should not be provided for BF16", (a.bfloat16(), b, a_scale)),
+        (ValueError, "FP8 input with BF16 weight is not supported", (a, b.bfloat16(), a_scale)),
         (TypeError, "weight_scale: got float, wanted Tensor", (a.bfloat16(), b, None, 1.0)),
         (TypeError, "input_scale: got torch.float16", (a, b, a_scale.half(), b_scale)),
         (ValueError, r"input_scale: got shape \[1, 2\], wanted \[4, 2\]", (a, b, b_scale, b_scale)),
