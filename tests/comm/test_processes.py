@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -12,13 +13,10 @@ from ..support.processes import end, start
 
 # Ranks are forked, so that torch is imported once. Each prints one line of JSON for each step.
 RANKS = """
-    import faulthandler, json, os, signal, sys, time, warnings
+    import faulthandler, json, os, signal, sys, threading, time, warnings
     import torch
-    before = set(sys.modules)
-    import flashinfer.comm.allreduce
-    loaded = [name for name in set(sys.modules) - before if "distributed" in name]
-    assert not loaded and not torch.cuda.is_initialized(), "an import has effects"
     import torch.distributed as dist
+    from flashinfer.comm import allreduce
     from flashinfer.comm.allreduce import allreduce_fusion
     from flashinfer.comm.mnnvl import TorchDistBackend
     from flashinfer.comm.workspace import create_allreduce_fusion_workspace
@@ -67,8 +65,8 @@ RANKS = """
             said["seconds"] = time.monotonic() - began
             os.write(1, (json.dumps(said) + "\\n").encode())
         os._exit(0)
-    for child in ranks:
-        os.waitpid(child, 0)
+    for rank, child in enumerate(ranks):
+        print("ended", rank, os.waitpid(child, 0)[1], flush=True)
     os.kill(keeper, signal.SIGKILL)
 """
 MAKE = "memory['one'] = make()"
@@ -136,16 +134,50 @@ assert (allreduce_fusion(torch.ones(4, 8, dtype=torch.bfloat16, device=device), 
 """
 
 
+# The end of the last rank of two or three. Rank 0 is late in call 0, so the others wait in it.
+ENDS = {
+    "killed before a call": (0, "if number == 0: end()"),
+    "killed in a call": (1, "if number == 0: threading.Timer(0.2, end).start()"),
+    "killed in a call of two shots": (0, "allreduce._SHOTS = 2; threading.Timer(0.2, end).start()"),
+    "killed after a call": (1, "if number == 1: end()"),
+    "exits after a call": (1, "if number == 1: sys.exit()"),  # without destroy()
+}
+END = """
+os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'
+one = make()
+x = torch.ones(64, 512, dtype=torch.bfloat16, device=device)
+end = lambda: os.kill(os.getpid(), signal.SIGKILL)
+for number in range(2):
+    if rank == size - 1:
+        ENDS
+    elif number == 0:
+        allreduce._SHOTS = 2 if "two shots" in step else 0
+        time.sleep(0.5 if rank == 0 else 0.0)
+    began_call = time.monotonic()
+    try:
+        result = allreduce_fusion(x, one, 0)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        one.check()
+        assert (result == size).all()
+    finally:
+        said["waited"] = time.monotonic() - began_call
+"""
+
+
 def run(size: int, backend: str, steps: dict[str, str]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return step -> rank -> what the rank said. Every rank but a killed one says something for every step."""
+    """Return step -> rank -> what the rank said. Every rank but a lost one says something for every step."""
     output = end(start(RANKS, size, backend, json.dumps(steps)), 110)
+    assert "Traceback" not in output and "Exception ignored" not in output, output
+    status = 0 if any("exits" in step for step in steps) else signal.SIGKILL
+    assert f"ended {size - 1} {int(status)}\n" in output, output
     said: dict[str, dict[int, dict[str, Any]]] = {step: {} for step in steps}
     for line in output.splitlines():
         if line.startswith("{"):
             one = json.loads(line)
             said[one["step"]][one["rank"]] = one
     for step, ranks in said.items():
-        lost = size - 1 if step in ("kill", "after") else None
+        lost = size - 1 if step in ("kill", "after", *ENDS) else None
         assert sorted(ranks) == [rank for rank in range(size) if rank != lost], output
     return said
 
@@ -172,10 +204,7 @@ def check(size: int, backend: str, way: str) -> None:
 
 
 def test_four_processes():
-    """Calls, subgroups, a failed set-up, a rank that is killed, and a workspace of those that remain.
-
-    Before that, the import of the package loads no torch.distributed of its own and creates no CUDA context.
-    """
+    """Calls, subgroups, a failed set-up, a rank that is killed, and a workspace of those that remain."""
     check(4, "gloo", "memfd")
 
 
@@ -183,3 +212,52 @@ def test_two_processes_on_two_gpus():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     check(2, "nccl", "vmm")
+
+
+@pytest.mark.slow_beyond(2)
+@pytest.mark.parametrize("way", ENDS)
+def test_a_rank_that_ends(way, device):
+    """The others raise within a second of their bound, naming it. A new workspace of them works.
+
+    A call that has all of the rank's words is right, even if the rank has died since.
+    """
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    number, code = ENDS[way]
+    size, backend = (2, "nccl") if device == "cuda" else (3, "gloo")
+    said = run(size, backend, {way: END.replace("ENDS", code), "after": AFTER})
+    for one in said[way].values():
+        assert one["error"] == "GroupError" and one["ranks"] == [size - 1], one
+        assert one["text"] == f"allreduce_fusion: rank {size - 1} did not arrive within 1 s in call {number}"
+        assert one["waited"] < 3, one  # a late rank, the bound, and a second
+    assert not any("error" in one for one in said["after"].values()), said["after"]
+
+
+IMPORTS = """
+    import builtins, ctypes, importlib, json, pkgutil
+    import torch
+    found, real = [], builtins.__import__
+
+    def recorded(name, scope=None, inner=None, names=(), level=0):
+        if (scope or {}).get("__name__", "").startswith("flashinfer"):
+            every = (name, *(f"{name}.{part}" for part in names or ()))
+            found.extend(one for one in every if one.startswith("torch.distributed"))
+        return real(name, scope, inner, names, level)
+
+    builtins.__import__ = recorded
+    import flashinfer.comm
+    for module in pkgutil.iter_modules(flashinfer.comm.__path__):
+        importlib.import_module(f"flashinfer.comm.{module.name}")
+    context = torch.cuda.is_initialized()
+    if torch.cuda.device_count():
+        driver, flags, active = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint(), ctypes.c_int()
+        assert driver.cuInit(0) == 0
+        assert driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active)) == 0
+        context = context or active.value != 0
+    print(json.dumps([found, context]))
+"""
+
+
+def test_import_has_no_effects():
+    """No module of the package imports torch.distributed or creates a CUDA context when it is imported."""
+    assert json.loads(end(start(IMPORTS))) == [[], False]

@@ -284,6 +284,28 @@ def test_descriptors_that_are_refused_on_a_gpu(device, monkeypatch):
     assert "by descriptors: no descriptors here; by cudaIpc: cudaIpcOpenMemHandle" in str(made[0])
 
 
+def test_gpu_memory_is_released(device, monkeypatch):
+    """By destroy(), and by a set-up that fails after its allocations."""
+    if device != "cuda":
+        pytest.skip("needs a GPU")
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no descriptors here")
+
+    def free_bytes(failing: bool) -> int:
+        with monkeypatch.context() as change:
+            if failing:
+                change.setattr(_memory, "pass_on", refuse)
+            for one in make(2, device=device, max_token_num=1 << 18):  # 128 MiB for each rank
+                assert isinstance(one, RuntimeError) if failing else one.destroy() is None
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    free_bytes(False), free_bytes(True)  # loads kernels
+    before = free_bytes(False)
+    assert all(abs(free_bytes(failing) - before) < 1 << 26 for failing in (False, True, False))
+
+
 def test_set_up_in_a_capture(device):
     if device != "cuda":
         pytest.skip("needs a GPU")
