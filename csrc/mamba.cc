@@ -22,7 +22,7 @@ struct StateUpdateArguments {
     check.rank(x, 4, 4);
     check.floating(x);
     check.last_contiguous(x);
-    check.floating(state);
+    check.dtype(state, {DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kInt16});
     check.shape(state, {-1, x.size(2), x.size(3), -1});
     check.same_device(state, x);
     check.writable(state);
@@ -92,6 +92,25 @@ struct StateUpdateArguments {
     return {arg.data, arg.dtype == DType::kInt64, arg.size(0) > 1 ? arg.stride(0) : 1, 1};
   }
 
+  // Checks scales [slots, H, P] of the pool, or [buffers, steps, H, P] of the history. Only int16 has them.
+  StateScales scales(const OptionalTensor& tensor, const char* name, bool wanted,
+                     std::initializer_list<int64_t> shape) const {
+    const bool scaled = state.dtype == DType::kInt16;
+    check.that(!tensor || scaled, name, "got scales, wanted None for states that are not int16");
+    check.that(!tensor || wanted, name, "got scales, wanted them with intermediate_states_buffer");
+    check.that(tensor || !scaled || !wanted, name, "got None, wanted scales for states in int16");
+    if (!tensor) return {};
+    const View arg(*tensor, name);
+    check.dtype(arg, {DType::kFloat32});
+    check.shape(arg, shape);
+    check.same_device(arg, x);
+    check.writable(arg);
+    check.no_overlap(arg, state, false);
+    if (arg.ndim == 3) return {static_cast<float*>(arg.data), arg.stride(0), arg.stride(1), arg.stride(2)};
+    check.contiguous(arg);
+    return {static_cast<float*>(arg.data), arg.size(3), 0, 1};
+  }
+
   void take_offsets(const OptionalTensor& tensor) {
     if (!tensor) return;
     const View arg(*tensor, "cu_seqlens");
@@ -133,7 +152,8 @@ void update(const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor
             const OptionalTensor& state_batch_indices, const OptionalTensor& dst_state_batch_indices,
             int64_t pad_slot_id, const Tensor& out, bool update_state, const OptionalTensor& intermediate_states_buffer,
             const OptionalTensor& intermediate_state_indices, const OptionalTensor& rand_seed, int64_t philox_rounds,
-            const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens) {
+            const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens,
+            const OptionalTensor& state_scale, const OptionalTensor& intermediate_state_scales) {
   const Check check("selective_state_update");
   StateUpdateArguments args(check, x, state);
   StateUpdateParams& p = args.params;
@@ -160,13 +180,23 @@ void update(const Tensor& state, const Tensor& x, const Tensor& dt, const Tensor
   p.accepted = args.table(num_accepted_tokens, "num_accepted_tokens", sequences, false);
   check.that(!num_accepted_tokens || state_batch_indices, "state_batch_indices",
              "got None, wanted slots of each token with num_accepted_tokens");
+  // FlashInfer raises ValueError for these mixtures. A call that passes here must not fail there.
+  check.that(!d || View(*d, "D").dtype == dt_view.dtype, "D", "got another dtype, wanted dt's");
+  check.that(!p.slots.data || !intermediate_state_indices ||
+                 View(*intermediate_state_indices, "intermediate_state_indices").dtype ==
+                     View(*state_batch_indices, "state_batch_indices").dtype,
+             "intermediate_state_indices", "got another dtype, wanted that of state_batch_indices");
   args.take_history(intermediate_states_buffer, intermediate_state_indices);
+  p.scales = args.scales(state_scale, "state_scale", true, {args.state.size(0), p.num_heads, p.dim});
+  p.history_scales = args.scales(intermediate_state_scales, "intermediate_state_scales", p.history != nullptr,
+                                 {p.history_slots, p.history_steps, p.num_heads, p.dim});
   if (rand_seed) {
     const View seed(*rand_seed, "rand_seed");
     check.dtype(seed, {DType::kInt64});
     check.same_device(seed, args.x);
     if (seed.numel != 1) check.fail(seed, "got " + std::to_string(seed.numel) + " elements, wanted 1");
-    check.that(args.state.dtype != DType::kFloat32, "rand_seed", "got a seed, wanted None for states in float32");
+    check.that(args.state.dtype != DType::kFloat32 && args.state.dtype != DType::kInt16, "rand_seed",
+               "got a seed, wanted None for states in float32 or int16");
     p.seed = static_cast<const int64_t*>(seed.data);
   }
   if (philox_rounds < 1 || philox_rounds > 10)

@@ -14,7 +14,6 @@ from ._ops.errors import value_error
 from ._ops.numbers import check_option, check_range
 from ._ops.route import without_gradient
 from ._ops.tensors import check_tensor
-from .errors import UnsupportedError
 from .jit.modules.mamba import gen_mamba_module
 
 __all__ = ["gen_mamba_module", "selective_state_update"]
@@ -26,7 +25,8 @@ _update = define(
     f"{_NAME}(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z,"
     " Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, Tensor? dst_state_batch_indices, int pad_slot_id,"
     " Tensor(b!) out, bool update_state, Tensor(c!)? intermediate_states_buffer, Tensor? intermediate_state_indices,"
-    " Tensor? rand_seed, int philox_rounds, Tensor? cu_seqlens, Tensor? num_accepted_tokens) -> ()",
+    " Tensor? rand_seed, int philox_rounds, Tensor? cu_seqlens, Tensor? num_accepted_tokens,"
+    " Tensor(d!)? state_scale, Tensor(e!)? intermediate_state_scales) -> ()",
     gen_mamba_module,
     general=without_gradient(_NAME, "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out"),
     needs=lambda spec, _, x, *rest: {"dtype": (str(x.dtype).removeprefix("torch."),)},
@@ -40,6 +40,17 @@ def _rank(name: str, tensor: torch.Tensor, wanted: int, heads: bool) -> torch.Te
     if heads:
         return tensor
     return tensor.unsqueeze(0) if name in ("A", "D", "dt_bias") else tensor.unsqueeze(-2)
+
+
+def _row_scales(scales: torch.Tensor | None, heads: bool) -> torch.Tensor | None:
+    """Return the scales of int16 states as ``[slots, heads, dim]``."""
+    if scales is None:
+        return None
+    check_tensor(_NAME, "state_scale", scales)
+    if scales.dim() == 3 + heads and scales.shape[-1] == 1:
+        scales = scales.squeeze(-1)
+    check_range(_NAME, "state_scale", scales.dim(), 2 + heads, 2 + heads, "dimensions", " with this state")
+    return scales if heads else scales.unsqueeze(1)
 
 
 def selective_state_update(
@@ -72,29 +83,34 @@ def selective_state_update(
     """Take one token of each sequence, or a few, into states of Mamba or Mamba-2, in float32.
 
     Args:
-        state: ``[slots, heads, dim, dstate]``, float32, float16 or bfloat16, with contiguous slots; dstate is
-            at most 256. Changed in place.
+        state: ``[slots, heads, dim, dstate]``, float32, float16, bfloat16, or int16 with ``state_scale``. Slots
+            are contiguous; dstate is at most 256. Changed in place.
         x: ``[batch, heads, dim]``, ``[batch, T, heads, dim]``, or ``[total_tokens, heads, dim]`` with
             ``cu_seqlens``; float32, float16 or bfloat16, the last dimension contiguous.
         dt: x's shape, any float dtype and strides. If dt, A and dt_bias have stride 0 in their last
             dimensions, as in Mamba-2, a head has one decay. Otherwise each element of a state has its own.
         A: ``[heads, dim, dstate]``.
         B, C: as x, with ``[groups, dstate]`` last; heads are a multiple of groups. x's dtype.
-        D, dt_bias: ``[heads, dim]``, or ``None``.
+        D, dt_bias: ``[heads, dim]``, or ``None``. D has dt's dtype.
         z: as x, a gate, or ``None``.
         dt_softplus: the step is ``softplus(dt + dt_bias)``.
         state_batch_indices: ``[sequences]``, int32 or int64, the slot of each sequence's state; ``None``: its
             number. ``[sequences, columns]``: the first column, or with ``num_accepted_tokens`` the one of the
             last accepted token.
-        pad_slot_id: a slot for padding. With it, or with an invalid slot, out is 0 and nothing else is read
-            or written.
-        state_scale, intermediate_state_scales: have no kernel, for states of 8 bits or integers.
+        pad_slot_id: a slot for padding. With it, or with an invalid slot, the state before the first token is 0,
+            and no state is written.
+        state_scale: ``[slots, heads, dim]`` or ``[slots, heads, dim, 1]``, float32, of int16 states. A row of a
+            state is ``state * state_scale``. A written row gets the scale ``max(abs(row)) / 32767``; rows below
+            1e-30 become 0. Changed in place.
         out: like x; allocated by default.
         disable_state_update: leave the pool unchanged.
         intermediate_states_buffer: ``[buffers, cache_steps, heads, dim, dstate]``, contiguous, of the state's
             dtype, receives the state after each token.
-        intermediate_state_indices: ``[sequences]``, the buffer of each; ``None``: the number of its slot.
-        rand_seed: ``[1]`` int64: states of 16 bits are rounded up or down at random, so that their
+        intermediate_state_indices: ``[sequences]``, the buffer of each, of the dtype of ``state_batch_indices``;
+            ``None``: the number of its slot.
+        intermediate_state_scales: ``[buffers, cache_steps, heads, dim]``, contiguous, float32, receives the
+            scales of int16 states in ``intermediate_states_buffer``.
+        rand_seed: ``[1]`` int64: float states of 16 bits are rounded up or down at random, so that their
             expectation is exact.
         philox_rounds: rounds of the random numbers, 1 to 10.
         cache_steps: columns of the indices or steps of the buffer. Their shapes define it.
@@ -114,15 +130,13 @@ def selective_state_update(
         ``out``, of x's shape.
 
     Raises:
-        ValueError: invalid shapes, strides or devices.
+        ValueError: invalid shapes, strides or devices; scales without int16 states, or missing ones; dtypes of D
+            or of ``intermediate_state_indices`` that differ from those of their neighbours.
         TypeError: invalid dtypes.
-        UnsupportedError: scales of states.
         GradientError: a tensor requires a gradient.
 
     Source: Dao, Gu: Transformers are SSMs, 2024.
     """
-    if state_scale is not None or intermediate_state_scales is not None:
-        raise UnsupportedError(f"{_NAME}: state_scale: states with scales have no kernel, wanted float ones without")
     check_option(_NAME, "algorithm", algorithm, ALGORITHMS)
     for name, tensor in (("state", state), ("x", x)):
         check_tensor(_NAME, name, tensor)
@@ -146,6 +160,6 @@ def selective_state_update(
         tokens("C", C), of_heads("D", D, 2), None if z is None else tokens("z", z), of_heads("dt_bias", dt_bias, 2),
         dt_softplus, state_batch_indices, dst_state_batch_indices, pad_slot_id, tokens("out", result),
         not disable_state_update, intermediate_states_buffer, intermediate_state_indices, rand_seed, philox_rounds,
-        cu_seqlens, num_accepted_tokens,
+        cu_seqlens, num_accepted_tokens, _row_scales(state_scale, heads), intermediate_state_scales,
     )  # fmt: skip
     return result

@@ -66,6 +66,7 @@ struct View {
     if (type == aoti_torch_dtype_int64()) return DType::kInt64;
     if (type == aoti_torch_dtype_uint8()) return DType::kUInt8;
     if (type == aoti_torch_dtype_int8()) return DType::kInt8;
+    if (type == aoti_torch_dtype_int16()) return DType::kInt16;
     if (type == aoti_torch_dtype_bool()) return DType::kBool;
     if (type == aoti_torch_dtype_float8_e4m3fn()) return DType::kFloat8E4M3;
     if (type == aoti_torch_dtype_float8_e5m2()) return DType::kFloat8E5M2;

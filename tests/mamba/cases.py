@@ -40,10 +40,15 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     x, more = tokens["x"], (D, None, dt_bias, True)
     return {
         "selective_state_update": [
-            (state, *tokens.values(), *more, None, None, -1, torch.empty_like(x), True, *[None] * 3, 10, None, None),
+            (state, *tokens.values(), *more, None, None, -1, torch.empty_like(x), True, *[None] * 3, 10, *[None] * 4),
             (
                 *(state, *packed.values(), D, packed["x"] * 2, None, False, slots, None, -1),
-                *(torch.empty_like(packed["x"]), False, history, None, None, 10, offsets, accepted),
+                *(torch.empty_like(packed["x"]), False, history, None, None, 10, offsets, accepted, None, None),
+            ),
+            (
+                *((state * 9).short(), *tokens.values(), *more, None, None, -1, torch.empty_like(x), True),
+                *((history * 9).short(), None, None, 10, None, None),
+                *(torch.ones(10, 4, 18, device=device), torch.ones(10, 3, 4, 18, device=device)),
             ),
         ]
     }

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashinfer.errors import GradientError, UnsupportedError
+from flashinfer.errors import GradientError
 from flashinfer.mamba import selective_state_update
 
 # Half a unit in the last place of each type.
@@ -30,7 +30,7 @@ def inputs(
         A=-torch.exp(torch.randn(heads, *last, device=device)).expand(heads, dim, size),
         B=b.unflatten(-1, (groups, size)),
         C=c.unflatten(-1, (groups, size)),
-        D=torch.randn(heads, last[0], device=device).expand(heads, dim),
+        D=torch.randn(heads, last[0], device=device).to(dtype).expand(heads, dim),
         dt_bias=torch.randn(heads, last[0], device=device).to(dtype).expand(heads, dim),
     )
 
@@ -66,7 +66,7 @@ def check(got: torch.Tensor, want: torch.Tensor, size: torch.Tensor | None = Non
 def pool(device: str, slots: int, state_dtype: torch.dtype, heads: int = 6, dim: int = 33, size: int = 24):
     """Slots of which each is contiguous, with something of another's between them, and all of the memory."""
     each = heads * dim * size
-    memory = torch.randn(slots, each + 16, device=device).to(state_dtype)
+    memory = (8 * torch.randn(slots, each + 16, device=device)).to(state_dtype)
     return memory[:, :each].unflatten(1, (heads, dim, size)), memory
 
 
@@ -83,11 +83,12 @@ def test_one_token(size, device, dtype):
         result = selective_state_update(
             state, **given, z=z, dt_softplus=True, state_batch_indices=slots, out=out
         )  # fmt: skip
-        assert result is out and not out[[1, 3]].any()
+        assert result is out
+        first[[1, 3]] = 0  # padding starts from zeros
         one = {name: t if name in ("A", "D", "dt_bias") else t[:, None] for name, t in given.items()}
         want, terms, states = oracle(first, one, z[:, None], True)
+        check(out, want[:, 0], terms[:, 0])
         for row, slot in ((0, 5), (2, 0)):
-            check(out[row], want[row, 0], terms[row, 0])
             check(state[slot], states[row, 0], states[row, 0].abs() + 1)
         before[[5, 0], : state[0].numel()] = memory[[5, 0], : state[0].numel()]
         assert before.equal(memory)
@@ -100,7 +101,7 @@ def test_several_tokens_and_the_states_between_them(one_decay, device, dtype):
     given["dt"] = given["dt"].abs() * 0.3
     state, _ = pool(device, 4, torch.float32)
     buffer = torch.full((4, 6, 6, 33, 24), SENTINEL, device=device)
-    to, slots = torch.tensor([2, 0, 3], device=device), torch.tensor([1, 3, 0], device=device, dtype=torch.int32)
+    to, slots = (torch.tensor(n, device=device, dtype=torch.int32) for n in ([2, 0, 3], [1, 3, 0]))
     first = state.clone()
     out = selective_state_update(
         state, **given, state_batch_indices=slots, disable_state_update=True, intermediate_states_buffer=buffer,
@@ -109,8 +110,8 @@ def test_several_tokens_and_the_states_between_them(one_decay, device, dtype):
     assert state.equal(first)
     want, terms, states = oracle(first[slots.long()], given, None, False)
     check(out, want, terms)
-    check(buffer[to][:, :5], states, states.abs() + 1)
-    assert (buffer[to][:, 5] == SENTINEL).all() and (buffer[1] == SENTINEL).all()
+    check(buffer[to.long()][:, :5], states, states.abs() + 1)
+    assert (buffer[to.long()][:, 5] == SENTINEL).all() and (buffer[1] == SENTINEL).all()
     last = torch.tensor([1, 2, 0], device=device)
     again = selective_state_update(state, **given, state_batch_indices=slots, dst_state_batch_indices=last)
     assert again.equal(out) and state[3].equal(first[3])
@@ -154,6 +155,86 @@ def test_sequences_of_other_lengths_and_speculation(device):
     want, terms, states = oracle(first[slots[:1, 0]], alone, None, True)
     check(again[:3], want[0], terms[0])
     check(state[slots[0, 0]], states[0, -1], states[0, -1].abs() + 1)
+
+
+def test_padding_among_several_tokens(device):
+    """Padding starts from zeros, and writes neither a state nor a state between tokens."""
+    given = inputs(device, torch.bfloat16, (4, 3), size=128)
+    state, memory = pool(device, 6, torch.bfloat16, size=128)
+    before, first = memory.clone(), state.clone()[[1, 0, 2, 0]]
+    first[[1, 3]] = 0
+    buffer = torch.full((4, 3, 6, 33, 128), SENTINEL, device=device, dtype=torch.bfloat16)
+    slots, to = torch.tensor([1, 99, 2, -5], device=device), torch.tensor([3, 2, 1, 0], device=device)
+    out = selective_state_update(
+        state, **given, dt_softplus=True, state_batch_indices=slots, pad_slot_id=99,
+        intermediate_states_buffer=buffer, intermediate_state_indices=to,
+    )  # fmt: skip
+    want, terms, states = oracle(first, given, None, True)
+    check(out, want, terms)
+    check(buffer[[3, 1]], states[[0, 2]], states[[0, 2]].abs() + 1)
+    assert (buffer[[0, 2]] == SENTINEL).all()
+    check(state[[1, 2]], states[[0, 2], -1], states[[0, 2], -1].abs() + 1)
+    before[[1, 2], : state[0].numel()] = memory[[1, 2], : state[0].numel()]
+    assert before.equal(memory)
+
+
+def quantized(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = state.abs().amax(-1, keepdim=True) / 32767
+    return torch.round(state / scale.where(scale > 0, 1)).to(torch.int16), scale.float()
+
+
+def check_integers(integers: torch.Tensor, scale: torch.Tensor, want: torch.Tensor) -> None:
+    """Check a state of integers: the largest of a row is 32767, and each is half a step off at most."""
+    largest, got = want.abs().amax(-1), integers.cpu().double() * scale.cpu().double()[..., None]
+    assert ((scale.cpu().double() - largest / 32767).abs() <= 1e-5 * largest / 32767 + 2e-9).all()
+    assert (integers.cpu().int().abs().amax(-1) == 32767).logical_or(largest == 0).all()
+    assert ((got - want).abs() <= (0.51 / 32767 + 2e-5) * (largest[..., None] + 1)).all()
+
+
+@pytest.mark.parametrize("one_decay", [True, False])
+@pytest.mark.parametrize("size", [1, 24, 64, 128, 200, 256])
+def test_states_of_integers_with_scales(size, one_decay, device, dtype):
+    given = inputs(device, dtype, (3, 2), size=size, one_decay=one_decay)
+    state, memory = pool(device, 5, torch.int16, size=size)
+    integers, scales = quantized(torch.randn(5, 6, 33, size, device=device))
+    integers[2, 1], scales[2, 1] = 0, 1
+    state.copy_(integers)
+    spaced = torch.full((5, 6, 33, 3), SENTINEL, device=device)[..., 1:2].copy_(scales)
+    buffer = torch.full((3, 3, 6, 33, size), 7, device=device, dtype=torch.int16)
+    buffer_scales = torch.full((3, 3, 6, 33), SENTINEL, device=device)
+    slots, to = torch.tensor([4, 2, -1], device=device), torch.tensor([1, 0, 2], device=device)
+    first = (integers.double() * scales.double())[slots]
+    first[2] = 0
+    before, rest = memory.clone(), dict(dt_softplus=True, state_batch_indices=slots)
+    out = selective_state_update(
+        state, **given, **rest, state_scale=spaced, disable_state_update=True, intermediate_states_buffer=buffer,
+        intermediate_state_indices=to, intermediate_state_scales=buffer_scales,
+    )  # fmt: skip
+    want, terms, states = oracle(first, given, None, True)
+    check(out, want, terms)
+    assert memory.equal(before) and spaced.equal(scales)
+    check_integers(buffer[[1, 0], :2], buffer_scales[[1, 0], :2], states[:2])
+    assert (buffer[:2, 2] == 7).all() and (buffer_scales[:2, 2] == SENTINEL).all()
+    assert (buffer[2] == 7).all() and (buffer_scales[2] == SENTINEL).all()
+    again = selective_state_update(state, **given, **rest, state_scale=spaced.squeeze(-1))
+    assert again.equal(out)
+    check_integers(state[slots[:2]], spaced[slots[:2], ..., 0], states[:2, -1])
+    others = [0, 1, 3]
+    assert state[others].equal(integers[others]) and spaced[others].equal(scales[others])
+
+
+def test_rows_of_integers_without_a_usable_scale(device):
+    """Tiny rows become zeros. Rows that are not finite stay so."""
+    state, scale = torch.zeros(3, 1, 2, 8, dtype=torch.int16, device=device), torch.ones(3, 1, 2, device=device)
+    x = torch.tensor([[1e-32, 0.0], [float("inf"), 1.0], [float("nan"), 2.0]], device=device).view(3, 1, 2)
+    ones = torch.ones(3, 1, 8, device=device)
+    selective_state_update(
+        state, x, torch.ones_like(x), -torch.ones(1, 2, 8, device=device), ones, ones, state_scale=scale
+    )
+    assert not state[0].any() and scale[0].eq(1).all()
+    got = state.cpu().float() * scale.cpu()[..., None]
+    assert got[1:, 0, 0].isnan().all()
+    assert ((got[1:, 0, 1] - torch.tensor([[1.0], [2.0]])).abs() < 1e-4).all()
 
 
 def test_a_state_without_heads_is_mamba_1(device, dtype):
@@ -267,7 +348,36 @@ def test_invalid_arguments(device):
     refused(ValueError, "algorithm: got 'fast'", algorithm="fast")
     refused(ValueError, "out: got shape", out=torch.empty(2, 6, 5, device=device))
     refused(ValueError, "out: overlaps the memory of x", out=given["x"])
-    refused(UnsupportedError, "state_scale", state_scale=index)
+    refused(ValueError, "D: got bfloat16, wanted dt's", D=given["D"].bfloat16())
+    scales, integers = torch.ones(2, 6, 33, device=device), torch.zeros(2, 6, 33, 24, dtype=torch.int16, device=device)
+    refused(ValueError, "state_scale: got scales, wanted None for states that are not int16", state_scale=scales)
+    refused(ValueError, "state_scale: got None, wanted scales for states in int16", state=integers)
+    scaled = dict(state=integers, state_scale=scales)
+    refused(ValueError, "state_scale: got shape", **scaled | dict(state_scale=scales[:, :5]))
+    refused(ValueError, "state_scale: got 2 dimensions, wanted 3", **scaled | dict(state_scale=scales[0]))
+    refused(TypeError, "state_scale: got bfloat16, wanted float32", **scaled | dict(state_scale=scales.bfloat16()))
+    refused(
+        ValueError,
+        "state_scale: has elements that share memory",
+        **scaled | dict(state_scale=scales[:1].expand(2, 6, 33)),
+    )
+    refused(
+        ValueError, "rand_seed: got a seed, wanted None for states in float32 or int16", **scaled, rand_seed=index[:1]
+    )
+    history = integers[:, None].clone()
+    refused(
+        ValueError, "intermediate_state_scales: got None, wanted scales", **scaled, intermediate_states_buffer=history
+    )
+    refused(
+        ValueError, "intermediate_state_scales: got scales, wanted them with intermediate_states_buffer", **scaled,
+        intermediate_state_scales=scales[:, None],
+    )  # fmt: skip
+    refused(
+        ValueError, "intermediate_state_indices: got int32, wanted that of state_batch_indices",
+        intermediate_states_buffer=first[:, None].contiguous(), intermediate_state_indices=index.int(),
+        state_batch_indices=index,
+    )  # fmt: skip
+    assert not integers.any() and not history.any() and scales.eq(1).all()
     refused(GradientError, "has no gradient", x=given["x"].clone().requires_grad_())
     refused(ValueError, "cu_seqlens: got one element, wanted at least two", cu_seqlens=index[:1])
     if device == "cpu":

@@ -31,6 +31,7 @@ EXPORTED_BY_TORCH_2_10 = {
     *("aoti_torch_dtype_float16", "aoti_torch_dtype_float32", "aoti_torch_dtype_float64"),
     *("aoti_torch_dtype_float8_e4m3fn", "aoti_torch_dtype_float8_e5m2", "aoti_torch_dtype_int32"),
     *(
+        "aoti_torch_dtype_int16",
         "aoti_torch_dtype_int8",
         "aoti_torch_dtype_int64",
         "aoti_torch_dtype_uint16",

@@ -44,7 +44,8 @@ enum class DType : int32_t {
   kUInt16,
   kUInt32,
   kFloat64,
-  kInt8
+  kInt8,
+  kInt16
 };
 
 constexpr const char* to_string(DType dtype) {
@@ -57,6 +58,7 @@ constexpr const char* to_string(DType dtype) {
     case DType::kInt64: return "int64";
     case DType::kUInt8: return "uint8";
     case DType::kInt8: return "int8";
+    case DType::kInt16: return "int16";
     case DType::kBool: return "bool";
     case DType::kFloat8E4M3: return "float8_e4m3fn";
     case DType::kFloat8E5M2: return "float8_e5m2";
@@ -75,6 +77,7 @@ constexpr int64_t size_of(DType dtype) {
     case DType::kUInt32: return 4;
     case DType::kFloat16:
     case DType::kBFloat16:
+    case DType::kInt16:
     case DType::kUInt16: return 2;
     case DType::kInt64: return 8;
     default: return 1;

@@ -5,6 +5,8 @@
 //   d = softplus(dt + dt_bias);  s = exp(d A) s + d x B;  y = s . C + D x;  y = y silu(z)
 #pragma once
 
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -47,9 +49,40 @@ struct IndexTable {
   }
 };
 
+// Scales of the rows of int16 states. Strides are in elements. Null if the states are floats.
+struct StateScales {
+  float* data;
+  int64_t slot_stride, head_stride, row_stride;
+
+  FLASHINFER_HD float* at(int64_t slot, int64_t head, int64_t row) const {
+    return data + slot * slot_stride + head * head_stride + row * row_stride;
+  }
+};
+
+// Scale of a row of an int16 state, s = scale q with |q| <= 32767, from the largest |s|. A row below 1e-30 is
+// stored as zeros, because its scale may have no inverse. A row with a NaN or an infinity gets an infinite scale
+// and zeros, whose products are NaN.
+struct RowScale {
+  float scale, inverse;  // an inverse of 0: all q are 0
+
+  FLASHINFER_HD explicit RowScale(float largest) : scale(1.f), inverse(0.f) {
+    if (largest < 1e-30f) return;
+    scale = largest / 32767.f;
+    if (largest <= FLT_MAX) inverse = 32767.f / largest;
+  }
+};
+
+// Returns the magnitude of an element for the largest of its row. NaN counts as infinity, because a maximum of
+// floats ignores it.
+FLASHINFER_HD float magnitude_in_row(float s) {
+  const float magnitude = s < 0 ? -s : s;
+  return magnitude <= FLT_MAX ? magnitude : static_cast<float>(HUGE_VAL);
+}
+
 struct StateUpdateParams {
-  void* state;  // [num_slots, H, P, N], each slot contiguous
-  DType state_dtype;
+  void* state;         // [num_slots, H, P, N], each slot contiguous
+  DType state_dtype;   // float32, float16, bfloat16, or int16 with scales
+  StateScales scales;  // [num_slots, H, P]
   int64_t num_slots, slot_stride;
   TokenTensor x, z;     // [B, T, H, P]
   TokenTensor b, c;     // [B, T, G, N]
@@ -66,8 +99,9 @@ struct StateUpdateParams {
   IndexTable output_slots;  // slot of its last state; null: as slots
   IndexTable
       accepted;  // the first state is in column accepted - 1 of slots, and each token's state goes to its own column
-  int64_t pad_slot;  // no access, out is 0; the same for slots outside the pool
+  int64_t pad_slot;  // starts from a state of zeros and writes none; the same for slots outside the pool
   void* history;     // [history_slots, history_steps, H, P, N], contiguous: the state after each token, or null
+  StateScales history_scales;  // [history_slots, history_steps, H, P], contiguous: one "slot" is a head
   int64_t history_slots, history_steps;
   IndexTable history_indices;  // null: as slots
   const int64_t* seed;         // for stochastic rounding of 16-bit states, or null
@@ -98,7 +132,7 @@ struct StateSequence {
     const int64_t start = p.accepted.data ? p.accepted.at(n, 0) - 1 : 0;
     slot = p.slots.data ? p.slots.at(n, start < 0 ? 0 : start) : n;
     if (!p.is_slot(slot)) slot = -1;
-    history_slot = p.history_indices.data ? p.history_indices.at(n, 0) : slot;
+    history_slot = slot >= 0 && p.history_indices.data ? p.history_indices.at(n, 0) : slot;
   }
 
   // Returns the slot for the state after token `t` of this sequence, or -1.

@@ -21,6 +21,16 @@ inline float number_at(const StridedNumbers& numbers, int64_t at) {
 
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// Stores a row of a state as integers with a scale.
+inline void store_scaled_row(int16_t* to, float* scale, const float* row, int64_t n) {
+  float largest = 0;
+  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude_in_row(row[i]));
+  const RowScale of(largest);
+  *scale = of.scale;
+  for (int64_t i = 0; i < n; ++i)
+    to[i] = of.inverse == 0 ? int16_t{0} : static_cast<int16_t>(std::lrint(row[i] * of.inverse));
+}
+
 // Stores a row of a state. `element` is the index of its first element in the pool, for random numbers.
 template <typename S>
 void store_state_row(const StateUpdateParams& p, S* to, const float* row, int64_t element, int64_t t) {
@@ -47,7 +57,6 @@ class StateUpdate {
       : p_(p), n_(n), head_(head), group_(head / (p.num_heads / p.num_groups)), tokens_(p, n) {}
 
   void run() {
-    if (tokens_.slot < 0) return clear();
     const int64_t size = p_.state_size, count = tokens_.end - tokens_.begin;
     padded_ = (size + kLanes - 1) / kLanes * kLanes;
     b_.assign(count * padded_, 0), c_.assign(count * padded_, 0);
@@ -74,10 +83,6 @@ class StateUpdate {
     return static_cast<T*>(const_cast<void*>(p_.out.data)) + p_.out.at(tokens_.batch, t, head_);
   }
 
-  void clear() {
-    for (int64_t t = tokens_.begin; t < tokens_.end; ++t) std::fill_n(out(t), p_.dim, from_float<T>(0.0f));
-  }
-
   float step(int64_t t, int64_t row) const {
     const auto& s = p_.dt.strides;
     float dt = number_at(p_.dt, tokens_.batch * s[0] + t * s[1] + head_ * s[2] + row * s[3]);
@@ -93,10 +98,29 @@ class StateUpdate {
     return exp(-max(splat(-88.0f), -max(splat(-87.0f), load(values))));
   }
 
+  // Loads a row of the state before the first token. Padding starts from zeros.
+  void load_row(int64_t row, int64_t at) {
+    if (tokens_.slot < 0) return std::fill(row_.begin(), row_.end(), 0.0f);
+    const S* from = static_cast<const S*>(p_.state) + tokens_.slot * p_.slot_stride + at;
+    if constexpr (std::is_same_v<S, int16_t>) {
+      const float scale = *p_.scales.at(tokens_.slot, head_, row);
+      for (int64_t k = 0; k < p_.state_size; ++k) row_[k] = static_cast<float>(from[k]) * scale;
+    } else {
+      for_lanes(p_.state_size, [&](int64_t k, int lanes) { store(&row_[k], load(from + k, lanes)); });
+    }
+  }
+
+  void store_row(S* to, const StateScales& scales, int64_t slot, int64_t head, int64_t row, int64_t element,
+                 int64_t t) {
+    if constexpr (std::is_same_v<S, int16_t>)
+      store_scaled_row(to, scales.at(slot, head, row), row_.data(), p_.state_size);
+    else
+      store_state_row(p_, to, row_.data(), element, t);
+  }
+
   void update(int64_t row) {
     const int64_t size = p_.state_size, at = head_ * p_.head_size() + row * size;
-    const S* from = static_cast<const S*>(p_.state) + tokens_.slot * p_.slot_stride + at;
-    for_lanes(size, [&](int64_t k, int lanes) { store(&row_[k], load(from + k, lanes)); });
+    load_row(row, at);
     const int64_t element = tokens_.slot * p_.num_heads * p_.head_size() + at;
     const float d = p_.d.data ? number_at(p_.d, head_ * p_.d.strides[0] + row * p_.d.strides[1]) : 0.0f;
     for (int64_t t = tokens_.begin; t < tokens_.end; ++t) {
@@ -117,11 +141,12 @@ class StateUpdate {
       }
       out(t)[row] = from_float<T>(y);
       const int64_t to = tokens_.slot_after(p_, n_, t);
-      if (to >= 0) store_state_row(p_, static_cast<S*>(p_.state) + to * p_.slot_stride + at, row_.data(), element, i);
+      if (to >= 0)
+        store_row(static_cast<S*>(p_.state) + to * p_.slot_stride + at, p_.scales, to, head_, row, element, i);
       const int64_t history = tokens_.history_after(p_, t, head_);
       if (history >= 0)
-        store_state_row(p_, static_cast<S*>(p_.history) + history * p_.head_size() + row * size, row_.data(), element,
-                        i);
+        store_row(static_cast<S*>(p_.history) + history * p_.head_size() + row * size, p_.history_scales, history, 0,
+                  row, element, i);
     }
   }
 
@@ -144,6 +169,7 @@ void selective_state_update(const StateUpdateParams& p) {
   };
   if (p.state_dtype == DType::kFloat32) return all(static_cast<float*>(nullptr));
   if (p.state_dtype == DType::kFloat16) return all(static_cast<half_t*>(nullptr));
+  if (p.state_dtype == DType::kInt16) return all(static_cast<int16_t*>(nullptr));
   all(static_cast<bfloat16_t*>(nullptr));
 }
 

@@ -70,6 +70,7 @@ __device__ __noinline__ Vec<S, kN> rounded_at_random(const StateUpdateParams& p,
 template <typename S, int kVec_, int kLanes_, int kChunks_>
 struct StateRows {
   static constexpr int kVec = kVec_, kLanes = kLanes_, kChunks = kChunks_;
+  static constexpr bool kScaled = std::is_same_v<S, int16_t>;
   static constexpr int kFit = kVec == 1 || kVec * kChunks >= kStateFloats ? 1 : kStateFloats / (kVec * kChunks);
   static constexpr int kRows = kFit < kLanes ? kFit : kLanes;
   static constexpr int kGroups = kStateThreads / kLanes, kTile = kRows * kGroups;
@@ -92,22 +93,59 @@ struct StateRows {
         if (row(i) < p.dim && column(chunk) < p.state_size) body(at[i][chunk], row(i) * p.state_size + column(chunk));
   }
 
-  __device__ __forceinline__ void load(const StateUpdateParams& p, const S* from) {
+  // Loads the head's state from a slot. Padding, slot -1, starts from zeros.
+  __device__ __forceinline__ void load(const StateUpdateParams& p, const S* from, int64_t slot, int64_t head) {
+    const int64_t end = slot < 0 ? 0 : p.dim;
     Vec<S, kVec> raw[kRows][kChunks];
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
-        if (row(i) < p.dim && column(chunk) < p.state_size) {
+        if (row(i) < end && column(chunk) < p.state_size) {
           raw[i][chunk] = load_vec_once<S, kVec>(from + row(i) * p.state_size + column(chunk));
         } else {
-          raw[i][chunk] = Vec<S, kVec>::from_floats({});
+          raw[i][chunk] = {};
         }
       }
 #pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      if constexpr (kScaled) {
+        const float scale = row(i) < end ? *p.scales.at(slot, head, row(i)) : 0.f;
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+          for (int j = 0; j < kVec; ++j) at[i][chunk][j] = static_cast<float>(raw[i][chunk].at[j]) * scale;
+      } else {
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk) raw[i][chunk].to_floats(at[i][chunk]);
+      }
+    }
+  }
+
+  // Stores rows of integers and their scales. Lanes after the end of a row have zeros.
+  __device__ __forceinline__ void store_scaled(const StateUpdateParams& p, S* to, float* scales, int64_t stride) {
+    float inverses[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float largest = 0.f;
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+        for (int j = 0; j < kVec; ++j) largest = fmaxf(largest, magnitude_in_row(at[i][chunk][j]));
+      const RowScale of(lanes_max<kLanes>(largest));
+      inverses[i] = of.inverse;
+      if (threadIdx.x % kLanes == 0 && row(i) < p.dim) scales[row(i) * stride] = of.scale;
+    }
+#pragma unroll
     for (int i = 0; i < kRows; ++i)
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) raw[i][chunk].to_floats(at[i][chunk]);
+      for (int chunk = 0; chunk < kChunks; ++chunk)
+        if (row(i) < p.dim && column(chunk) < p.state_size) {
+          Vec<S, kVec> vec;
+#pragma unroll
+          for (int j = 0; j < kVec; ++j) vec.at[j] = static_cast<S>(__float2int_rn(at[i][chunk][j] * inverses[i]));
+          store_vec_once(to + row(i) * p.state_size + column(chunk), vec);
+        }
   }
 
   // `element` is the index of the head's first element in the pool, `token` that of the token in its
@@ -142,15 +180,8 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
   const auto out_at = [&](int64_t t) {
     return static_cast<T*>(const_cast<void*>(p.out.data)) + p.out.at(tokens.batch, t, head);
   };
-  if (tokens.slot < 0) {
-    for (int64_t t = tokens.begin; t < tokens.end; ++t)
-#pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        if (threadIdx.x % kLanes == 0 && state.row(i) < p.dim) out_at(t)[state.row(i)] = from_float<T>(0.f);
-    return;
-  }
   const int64_t in_slot = head * p.head_size(), element = tokens.slot * p.num_heads * p.head_size() + in_slot;
-  state.load(p, static_cast<const S*>(p.state) + tokens.slot * p.slot_stride + in_slot);
+  state.load(p, static_cast<const S*>(p.state) + tokens.slot * p.slot_stride + in_slot, tokens.slot, head);
   const float a = kOneDecay ? number_at(p.a, head * p.a.strides[0]) : 0.f;
 
   const auto step_of = [&](int64_t t, int64_t row) {
@@ -208,11 +239,20 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
       out_at(t)[row] = from_float<T>(y);
     }
     const int64_t to = tokens.slot_after(p, n, t), history = tokens.history_after(p, t, head);
-    if (to >= 0)
-      state.template store<kRandom>(p, static_cast<S*>(p.state) + to * p.slot_stride + in_slot, element,
-                                    t - tokens.begin);
-    if (history >= 0)
-      state.template store<kRandom>(p, static_cast<S*>(p.history) + history * p.head_size(), element, t - tokens.begin);
+    if (to >= 0) {
+      S* const place = static_cast<S*>(p.state) + to * p.slot_stride + in_slot;
+      if constexpr (Rows::kScaled)
+        state.store_scaled(p, place, p.scales.at(to, head, 0), p.scales.row_stride);
+      else
+        state.template store<kRandom>(p, place, element, t - tokens.begin);
+    }
+    if (history >= 0) {
+      S* const place = static_cast<S*>(p.history) + history * p.head_size();
+      if constexpr (Rows::kScaled)
+        state.store_scaled(p, place, p.history_scales.at(history, 0, 0), 1);
+      else
+        state.template store<kRandom>(p, place, element, t - tokens.begin);
+    }
   }
 }
 
@@ -249,7 +289,7 @@ void selective_state_update(const StateUpdateParams& p, const Launch& where) {
   constexpr std::true_type kYes;
   constexpr std::false_type kNo;
   using One = StateRows<S, 1, 32, kMaxStateSize / 32>;
-  if constexpr (!std::is_same_v<S, float>) {
+  if constexpr (!std::is_same_v<S, float> && !std::is_same_v<S, int16_t>) {
     if (p.seed && vectors && p.one_decay() && p.state_size <= 16 * kVec)
       return run(StateRows<S, kVec, 16, 1>{}, kYes, kYes);
     if (p.seed) return run(One{}, kNo, kYes);
@@ -270,6 +310,7 @@ template <typename T>
 void selective_state_update(const StateUpdateParams& p, const Launch& where) {
   if (p.state_dtype == DType::kFloat32) return selective_state_update<T, float>(p, where);
   if (p.state_dtype == DType::kFloat16) return selective_state_update<T, half_t>(p, where);
+  if (p.state_dtype == DType::kInt16) return selective_state_update<T, int16_t>(p, where);
   selective_state_update<T, bfloat16_t>(p, where);
 }
 

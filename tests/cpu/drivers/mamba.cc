@@ -64,7 +64,7 @@ void steps(const Shape& s) {
           }
           y += d[head * rows + r] * value(x[to]);
           const double gate = value(z[to]), factor = s.gate ? gate / (1 + std::exp(-gate)) : 1;
-          check_rounded("out", to, out[to], slot < 0 ? 0 : y * factor, kError, size * (1 + std::fabs(factor)));
+          check_rounded("out", to, out[to], y * factor, kError, size * (1 + std::fabs(factor)));
           if (slot < 0) continue;
           const int64_t kept = (numbers[n] * (t + 1) + i) * h * in_head + at;
           for (int64_t k = 0; k < s.size; ++k)
