@@ -6,7 +6,7 @@
 namespace flashinfer::cuda {
 
 __device__ inline __noinline__ void mask_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  Engine<false> e = Engine<false>::of(p.vocab_size);
+  StreamedRow e = StreamedRow::of(p.vocab_size);
   const float least = Signed::real(key_of_rank(e, p.input, row, top_k));
   e.each_own([&](int c) {
     Chunk chunk;
@@ -18,8 +18,8 @@ __device__ inline __noinline__ void mask_again(const MapRowsParams& p, int64_t r
 }
 
 __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  Engine<false> e = Engine<false>::of(p.vocab_size);
-  set_scratch([&](Scratch& s) { s.source = Source::of(p.input, row * p.input.stride, p.vocab_size), s.stage = {}; });
+  StreamedRow e = StreamedRow::of(p.vocab_size);
+  set_scratch([&](Scratch& s) { s.source = Source::of(p.input, row * p.input.stride, p.vocab_size), s.remap = {}; });
   Totals totals = load_probs(e);
   const float t = __uint_as_float(top_k_key<Unsigned>(e, top_k.k));
   e.sum_kept(t);

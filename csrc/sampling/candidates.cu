@@ -31,8 +31,8 @@ __device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p
       totals = x.totals();
     }
     if (totals.valid && f.has_top_p) {
-      const uint32_t most = __float_as_uint(by(exponential(largest)));
-      t = __uint_as_float(x.top_p_among(total, f.top_p, totals, 1, most));
+      const uint32_t max_key = __float_as_uint(by(exponential(largest)));
+      t = __uint_as_float(x.top_p_among(total, f.top_p, totals, 1, max_key));
       x.sum_collected(t);
       totals.total = x.totals(totals.fixed).total;
     }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p
         if (f.has_top_p) {
           x.sum_collected(t);
           const Totals kept = x.totals(totals.fixed);
-          uint32_t least = __float_as_uint(t), most = __float_as_uint(largest);
+          uint32_t least = __float_as_uint(t), max_key = __float_as_uint(largest);
           if (p.top_k_first) {
             rescaled = true, cut = t, by = Normalizer::of(kept.real());
             const DType dtype = p.input.dtype;
@@ -58,11 +58,11 @@ __device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p
             x.change([&](uint32_t key) { return change(__uint_as_float(key)); });
             x.sum_collected(0);
             totals = x.totals();
-            least = __float_as_uint(change(t)), most = __float_as_uint(change(largest));
+            least = __float_as_uint(change(t)), max_key = __float_as_uint(change(largest));
             t = 0;
           }
           if (rescaled || kept.real() >= f.top_p * totals.real())
-            t = fmaxf(t, __uint_as_float(x.top_p_among(total, f.top_p, totals, least, most)));
+            t = fmaxf(t, __uint_as_float(x.top_p_among(total, f.top_p, totals, least, max_key)));
         }
       }
       fits ? x.sum_collected(t) : x.sum_again(source, t);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
              const float scale = exponent_scale(p.temperature.get_real(row, row));
              x.pass(source, next, 2, -INFINITY, [&](Chunk& one, Chunk& other, int pair) {
                const PairSums of = exponentials_of(one, other, scale);
-               x.put_sums(x.maxima(), pair, of.most), x.put_sums(x.sums(), pair, of.sum);
+               x.put_sums(x.maxima(), pair, of.maximum), x.put_sums(x.sums(), pair, of.sum);
              });
              __syncthreads();
              const float top = largest_of(x.maxima(), x.e.chunks);

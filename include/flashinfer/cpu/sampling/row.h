@@ -104,11 +104,11 @@ struct Mass {
   bool valid = false;
 
   static Mass of(const std::vector<float>& sums) {
-    float most = 0;
+    float maximum = 0;
     bool valid = true;
-    for (const float sum : sums) valid &= sum <= 3.4028234663852886e38f, most = sum > most ? sum : most;
-    if (!valid || most == 0) return {};
-    return of(sums, FixedPoint::of(most));
+    for (const float sum : sums) valid &= sum <= 3.4028234663852886e38f, maximum = sum > maximum ? sum : maximum;
+    if (!valid || maximum == 0) return {};
+    return of(sums, FixedPoint::of(maximum));
   }
   static Mass of(const std::vector<float>& sums, FixedPoint fixed) {
     Mass mass{fixed, 0, true};
@@ -180,14 +180,14 @@ inline void load_elements(Row& row, const Source& from) {
   if (stays) row.borrowed = static_cast<const float*>(from.data), row.borrowed_chunks = from.n / kSumChunk;
   bool has_nan = false;
   for_chunks(from, -INFINITY, [&](int64_t c, const float* at) {
-    vfloat most = splat(-INFINITY);
+    vfloat maximum = splat(-INFINITY);
     vint bits{};  // the largest, without signs
     for (int i = 0; i < kSumChunk; i += kLanes) {
       const vfloat x = load(at + i);
       const vint positive = bit_cast<vint>(x) & INT32_MAX;
-      most = max(x, most), bits = positive > bits ? positive : bits;
+      maximum = max(x, maximum), bits = positive > bits ? positive : bits;
     }
-    row.maxima[c] = largest(most), has_nan |= any(bits > 0x7f800000);
+    row.maxima[c] = largest(maximum), has_nan |= any(bits > 0x7f800000);
     if (c >= row.borrowed_chunks) std::copy_n(at, kSumChunk, row.own_chunk(c));
   });
   row.has_nan = has_nan;
@@ -200,15 +200,15 @@ inline void load_probs(Row& row, const Source& from) {
   bool stays = from.dtype == DType::kFloat32;
   row.borrowed = static_cast<const float*>(from.data);
   for_chunks(from, 0.0f, [&](int64_t c, const float* at) {
-    vfloat most{};
+    vfloat maximum{};
     vint signs{};
     row.sums[c] = chunk_sum([&](int i) {
       const vfloat raw = load(at + i), x = max(splat(0), raw);
       signs |= bit_cast<vint>(raw);
-      most = max(most, x);
+      maximum = max(maximum, x);
       return x;
     });
-    row.maxima[c] = largest(most);
+    row.maxima[c] = largest(maximum);
     if (stays && from.count(c) == kSumChunk && !any(signs < 0)) {
       ++row.borrowed_chunks;
       return;
@@ -244,16 +244,16 @@ struct Exponential {
 template <typename To>
 inline void exponentials(const Source& from, double temperature, std::vector<float>& sums, const To& to) {
   sums.resize(num_chunks(from.n));
-  vfloat most = splat(-INFINITY);
+  vfloat maximum = splat(-INFINITY);
   for_chunks(from, -INFINITY, [&](int64_t, const float* at) {
-    vfloat own[2] = {most, most};  // a captured reference would be stored in each step
+    vfloat own[2] = {maximum, maximum};  // a captured reference would be stored in each step
     for (int i = 0; i < kSumChunk; i += 2 * kLanes) {
       own[0] = max(own[0], load(at + i));
       own[1] = max(own[1], load(at + i + kLanes));
     }
-    most = max(own[0], own[1]);
+    maximum = max(own[0], own[1]);
   });
-  const Exponential exponential{largest(most), exponent_scale(temperature)};
+  const Exponential exponential{largest(maximum), exponent_scale(temperature)};
   for_chunks(from, -INFINITY,
              [&](int64_t c, const float* at) { sums[c] = exponential(at, to(c), [](vfloat x) { return x; }); });
 }
@@ -270,14 +270,14 @@ void rewrite(Row& row, const F& f) {
     if (row.sums[c] == 0) continue;
     const float* at = row.chunk(c);
     float* to = row.own_chunk(c);
-    vfloat most{};
+    vfloat maximum{};
     row.sums[c] = chunk_sum([&](int i) {
       const vfloat x = f(load(at + i));
       store(to + i, x);
-      most = max(most, x);
+      maximum = max(maximum, x);
       return x;
     });
-    row.maxima[c] = largest(most);
+    row.maxima[c] = largest(maximum);
   }
   row.borrowed_chunks = 0;
 }

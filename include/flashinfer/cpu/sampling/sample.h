@@ -70,8 +70,8 @@ struct Filters {
 };
 
 inline float min_p_threshold(const Row& row, double min_p) {
-  const float most = *std::max_element(row.maxima.begin(), row.maxima.end());
-  return min_p >= 1 ? most : static_cast<float>(min_p) * most;
+  const float maximum = *std::max_element(row.maxima.begin(), row.maxima.end());
+  return min_p >= 1 ? maximum : static_cast<float>(min_p) * maximum;
 }
 
 inline float rounded(float x, DType dtype) {

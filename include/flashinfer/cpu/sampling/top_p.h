@@ -57,7 +57,7 @@ inline Edge top_p_between(const Row& row, double target, double p, Floats& buffe
 // may suffice.
 inline Edge top_p_from_maxima(const Row& row, double target, Floats& buffer) {
   double sum = 0;
-  for (const float most : row.maxima) sum += most;
+  for (const float maximum : row.maxima) sum += maximum;
   if (row.chunks() < 2 || sum < target / 4) return kNoEdge;
   std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
   const auto middle = buffer.begin() + row.chunks() / 2;
@@ -128,9 +128,9 @@ inline float top_p_threshold(const Row& row, const Mass& mass, double p, std::ve
                              float least = 0) {
   const double target = p * mass.real();
   if (!(target > 0)) {
-    const float most = *std::max_element(row.maxima.begin(), row.maxima.end());
-    sum_kept(row, most, sums);
-    return most;
+    const float maximum = *std::max_element(row.maxima.begin(), row.maxima.end());
+    sum_kept(row, maximum, sums);
+    return maximum;
   }
   buffer.resize(row.x.size() + kLanes);
   return refine_threshold(row, mass.fixed, target, top_p_nearly(row, mass, p, target, buffer, least), sums, buffer);

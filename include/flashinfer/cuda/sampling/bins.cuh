@@ -96,9 +96,9 @@ struct Edge {
 // >= key. `guess` comes from rounded sums and is off by few elements. The search starts there with steps that grow
 // eightfold, then bisects.
 template <typename Kept>
-__device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_sum, uint32_t most, double target,
+__device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_sum, uint32_t max_key, double target,
                                                   FixedPoint fixed, const Kept& kept) {
-  uint32_t from = 0, to = most + 1, key = guess;  // kept(from) >= target > kept(to)
+  uint32_t from = 0, to = max_key + 1, key = guess;  // kept(from) >= target > kept(to)
   for (uint32_t step = 1; to - from > 1; step = step < 1u << 27 ? step * 8 : step) {
     const double sum = kept(key);
     if (key == guess && is_threshold(sum, edge_sum, __uint_as_float(key), target, fixed)) return __uint_as_float(key);
@@ -115,14 +115,14 @@ __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_su
 // element, the exact sum above the bin corrects `need`.
 template <typename FindEdge, typename Kept>
 __device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,
-                                                 uint32_t high, uint32_t most, double target, FixedPoint fixed,
+                                                 uint32_t high, uint32_t max_key, double target, FixedPoint fixed,
                                                  const FindEdge& edge_of, const Kept& kept) {
   double missing = static_cast<double>(share > above ? share - above : 1) * (mass * 0x1p-30);
   for (bool is_guess = true;; is_guess = false) {
     const Edge edge = edge_of(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.factor())) : 1);
     const double edge_sum = static_cast<double>(edge.value) / weights.factor(), sum = kept(edge.key);
     if (!is_guess || (sum >= target && sum - edge_sum < target))
-      return refine_threshold(edge.key, edge_sum, most, target, fixed, kept);
+      return refine_threshold(edge.key, edge_sum, max_key, target, fixed, kept);
     missing = target - kept(high + 1);
   }
 }

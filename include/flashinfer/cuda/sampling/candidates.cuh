@@ -52,8 +52,8 @@ struct FewRow : StreamRow {
     using Key = std::conditional_t<kLogits, Signed, Unsigned>;
     const float share = static_cast<float>(f.min_p);
     const bool has_share = f.has_min_p && f.min_p < 1, collects = f.top_k.on || f.has_min_p;
-    uint32_t* most = scratch().counts;  // [0]: largest key; [1]: 1 if the row contains NaN
-    if (threadIdx.x == 0) scratch().counter = 0, most[0] = 0, most[1] = 0;
+    uint32_t* max_key = scratch().counts;  // [0]: largest key; [1]: 1 if the row contains NaN
+    if (threadIdx.x == 0) scratch().counter = 0, max_key[0] = 0, max_key[1] = 0;
     __syncthreads();
     // A probability of 0 or a logit of -inf is never drawn.
     float bound = kLogits ? -3.4028234663852886e38f : __uint_as_float(1);
@@ -66,11 +66,11 @@ struct FewRow : StreamRow {
         if (!collects) return;
       }
       const float own = larger<true>(lane_max<true>(one), lane_max<true>(other));
-      const uint32_t pair_most = __reduce_max_sync(kWarp, Key::key(own));
+      const uint32_t pair_max_key = __reduce_max_sync(kWarp, Key::key(own));
       const bool is_nan = __any_sync(kWarp, own != own);
       if (lane_id() == 0) {
-        atomicMax(most, pair_most);
-        if (is_nan) most[1] = 1;
+        atomicMax(max_key, pair_max_key);
+        if (is_nan) max_key[1] = 1;
       }
       if (pair == 0) {  // all warps have a first pair
         if (f.top_k.on) {
@@ -80,14 +80,14 @@ struct FewRow : StreamRow {
         __syncthreads();
       }
       if (f.has_min_p) {
-        const float known = __uint_as_float(*static_cast<volatile uint32_t*>(most));
+        const float known = __uint_as_float(*static_cast<volatile uint32_t*>(max_key));
         bound = fmaxf(bound, has_share ? share * known : known);
       }
       collect<Key>(one, other, pair, bound);
     });
     __syncthreads();
-    if (most[1] != 0) return NAN;
-    return kLogits ? Signed::real(most[0]) : __uint_as_float(most[0]);
+    if (max_key[1] != 0) return NAN;
+    return kLogits ? Signed::real(max_key[0]) : __uint_as_float(max_key[0]);
   }
 
   // Replace collected elements by change(key).
@@ -105,7 +105,7 @@ struct FewRow : StreamRow {
   }
   __device__ __noinline__ static void sum_collected_of(FewRow row, float t) { row.put_collected_sums(t); }
   __device__ __forceinline__ void put_collected_sums(float t) const {
-    float* x = filled() + part_start(0);
+    float* x = ready_buffer() + part_start(0);
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; ++pair) {
       const uint32_t begin = begins()[2 * (first_pair + pair)], all = begins()[2 * (first_pair + pair) + 1];
@@ -122,7 +122,7 @@ struct FewRow : StreamRow {
         __syncwarp();
         for (uint32_t i = lane_id(); i < all; i += 32) {
           const float value = __uint_as_float(keys()[begin + i]);
-          if (value >= t) filled()[positions()[begin + i]] = value;
+          if (value >= t) ready_buffer()[positions()[begin + i]] = value;
         }
         __syncwarp();
         Chunk one, other;
@@ -145,16 +145,16 @@ struct FewRow : StreamRow {
   // Return the largest key in [least, most] such that the elements with this key or a larger one hold the share p of
   // the row. The elements from `least` on hold it.
   __device__ __forceinline__ uint32_t top_p_among(uint32_t count, double p, const Totals& row, uint32_t least,
-                                                  uint32_t most) {
-    if (!(p > 0)) return most;
+                                                  uint32_t max_key) {
+    if (!(p > 0)) return max_key;
     const double target = p * row.real();
-    const Weights weights = Weights::of(most, e.n);
+    const Weights weights = Weights::of(max_key, e.n);
     const Edge edge =
-        search<true>(*this, count, least, most, static_cast<uint64_t>(ceil(target * weights.factor())), weights);
+        search<true>(*this, count, least, max_key, static_cast<uint64_t>(ceil(target * weights.factor())), weights);
     const double kept = kept_from(edge.key, row), edges = static_cast<double>(edge.value) / weights.factor();
     if (kept >= target && kept - edges < target) return edge.key;
     // The sums were rounded: bisect with exact sums.
-    uint32_t low = least, high = most + 1;
+    uint32_t low = least, high = max_key + 1;
     for (;;) {
       int between = 0;
       for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) between |= keys()[i] > low && keys()[i] < high;
@@ -168,8 +168,8 @@ struct FewRow : StreamRow {
 // Sample a row with too many candidates: reread it.
 template <bool kLogits>
 __device__ __noinline__ void sample_again(const SampleParams& p, const Source& source, int64_t row) {
-  Engine<false> e = Engine<false>::of(p.vocab_size);
-  set_scratch([&](Scratch& s) { s.source = source, s.stage = {}, s.subtracts = false; });
+  StreamedRow e = StreamedRow::of(p.vocab_size);
+  set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.subtracts = false; });
   Totals totals{{1, 1}, 0, false};
   const float t = prepare_row<kLogits>(p, e, Filters::of(p, row, row), totals);
   draw_run(p, e, row, row + 1, totals, t);

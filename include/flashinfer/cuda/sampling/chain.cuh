@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_probs(Chunk& chunk, const Source& from, int
 }
 
 __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ ChainParams p) {
-  Engine<false> e = Engine<false>::of(p.vocab_size);
+  StreamedRow e = StreamedRow::of(p.vocab_size);
   const int64_t request = blockIdx.x / e.size, n = p.num_draft;
   e.start();
   wait_for_inputs();
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   }
   const Source source = target(emitted), subtracted = draft(min(emitted, n - 1));
   const bool subtracts = emitted < n;
-  set_scratch([&](Scratch& s) { s.source = source, s.subtracted = subtracted, s.subtracts = subtracts, s.stage = {}; });
+  set_scratch([&](Scratch& s) { s.source = source, s.subtracted = subtracted, s.subtracts = subtracts, s.remap = {}; });
   // Sums of max(target - draft, 0). The array of the maxima holds sums of the target, used if all of these are 0.
   e.begin_pass(2 * e.chunks);
   e.each_own([&](int c) {

@@ -109,31 +109,31 @@ __device__ __forceinline__ float larger(float a, float b) {
 
 template <bool kNaN>
 __device__ __forceinline__ float lane_max(const Chunk& x) {
-  float most = x.at[0][0];
+  float maximum = x.at[0][0];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) most = larger<kNaN>(most, x.at[j][c]);
+    for (int c = 0; c < 4; ++c) maximum = larger<kNaN>(maximum, x.at[j][c]);
   }
-  return most;
+  return maximum;
 }
 
 template <bool kNaN>
 __device__ __forceinline__ float chunk_max(const Chunk& x) {
-  float most = lane_max<kNaN>(x);
+  float maximum = lane_max<kNaN>(x);
 #pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) most = larger<kNaN>(most, __shfl_xor_sync(kWarp, most, apart));
-  return most;
+  for (int apart = 16; apart > 0; apart /= 2) maximum = larger<kNaN>(maximum, __shfl_xor_sync(kWarp, maximum, apart));
+  return maximum;
 }
 
 template <bool kNaN>
 __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& second) {
   const bool high = lane_id() & 16;
   const float a = lane_max<kNaN>(first), b = lane_max<kNaN>(second);
-  float most = larger<kNaN>(high ? b : a, __shfl_xor_sync(kWarp, high ? a : b, 16));
+  float maximum = larger<kNaN>(high ? b : a, __shfl_xor_sync(kWarp, high ? a : b, 16));
 #pragma unroll
-  for (int apart = 8; apart > 0; apart /= 2) most = larger<kNaN>(most, __shfl_xor_sync(kWarp, most, apart));
-  return most;
+  for (int apart = 8; apart > 0; apart /= 2) maximum = larger<kNaN>(maximum, __shfl_xor_sync(kWarp, maximum, apart));
+  return maximum;
 }
 
 // Return the size in bytes of an element of a row.

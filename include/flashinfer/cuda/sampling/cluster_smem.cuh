@@ -17,7 +17,7 @@ constexpr int kOwnKeys = 512;                                 // keys that a CTA
 constexpr int kFewKeys = 256;                                 // keys that are copied and ranked one by one, at most
 
 struct ClusterSmem {
-  Engine<false> e;
+  StreamedRow e;
 
   // Bytes of two arrays of sums, one of maxima, bins, keys and the chunks.
   static int64_t bytes(int64_t own) {
@@ -152,9 +152,9 @@ struct ClusterSmem {
   }
 
   // Add the sums of all chunks, one per thread.
-  __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t most) const {
+  __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t max_bits) const {
     __shared__ uint64_t parts[kClusterSmemWarps];
-    const bool valid = most != 0 && most <= 0x7f7fffffu;
+    const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     const int c = threadIdx.x;
     const uint64_t own = warp_sum(valid && c < e.chunks ? fixed(sums()[c]) : 0);
     __syncthreads();  // parts are no longer read
@@ -169,8 +169,8 @@ struct ClusterSmem {
     return add_up(fixed, e.largest_bits(sums(), e.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t most = e.largest_bits(sums(), e.chunks);
-    return add_up(FixedPoint::of(__uint_as_float(most)), most);
+    const uint32_t max_bits = e.largest_bits(sums(), e.chunks);
+    return add_up(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
   __device__ __forceinline__ float largest() const { return __uint_as_float(e.largest_bits(maxima(), e.chunks)); }
 };

@@ -7,7 +7,7 @@ namespace flashinfer::cuda {
 
 __device__ __forceinline__ ClusterSmemRow start_cluster_smem(int64_t n) {
   ClusterSmemRow x;
-  x.e = Engine<false>::of(n);
+  x.e = StreamedRow::of(n);
   x.e.arrive();
   wait_for_inputs();
   let_next_start();
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
     x.read_maxima<false>(source, NAN);
     float least = -INFINITY;
     if (top_k.on) {
-      uint32_t most = 0;
-      for (int c = lane_id(); c < x.e.chunks; c += 32) most = max(most, Signed::key(x.maxima()[c]));
-      least = Signed::real(x.top_k_key<Signed>(__reduce_max_sync(kWarp, most), top_k.k));
+      uint32_t max_key = 0;
+      for (int c = lane_id(); c < x.e.chunks; c += 32) max_key = max(max_key, Signed::key(x.maxima()[c]));
+      least = Signed::real(x.top_k_key<Signed>(__reduce_max_sync(kWarp, max_key), top_k.k));
     }
     write(p.input.dtype, [&](float value) { return value < least ? -INFINITY : value; });
   } else {

@@ -23,18 +23,18 @@ struct ClusterSmemRow : ClusterSmemSearch {
       return t;
     }
     if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
-    float most = largest();
-    if (f.has_min_p) t = f.min_p >= 1 ? most : static_cast<float>(f.min_p) * most;
-    if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(__float_as_uint(most), f.top_k.k)));
+    float maximum = largest();
+    if (f.has_min_p) t = f.min_p >= 1 ? maximum : static_cast<float>(f.min_p) * maximum;
+    if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(__float_as_uint(maximum), f.top_k.k)));
     if (f.has_top_p) {
       if (f.top_k.on && top_k_first) {
         sum_kept(t);
         const Normalizer by = Normalizer::of(totals(row.fixed).real());
         transform<true>([&](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; });
         row = totals();
-        most = largest(), t = 0;
+        maximum = largest(), t = 0;
       }
-      t = fmaxf(t, top_p(f.top_p, row, most));
+      t = fmaxf(t, top_p(f.top_p, row, maximum));
     }
     sum_kept(t);
     const Totals kept = totals(row.fixed);
@@ -121,8 +121,8 @@ struct ClusterSmemRow : ClusterSmemSearch {
       }
     }
     // Without an element because of rounding, draw the last kept one.
-    const int most = __reduce_max_sync(kWarp, token), kept = __reduce_max_sync(kWarp, last);
-    if (lane_id() == 0) put_sample(p, output, int64_t{c} * kSumChunk + (most >= 0 ? most : kept), true);
+    const int max_token = __reduce_max_sync(kWarp, token), kept = __reduce_max_sync(kWarp, last);
+    if (lane_id() == 0) put_sample(p, output, int64_t{c} * kSumChunk + (max_token >= 0 ? max_token : kept), true);
   }
 };
 

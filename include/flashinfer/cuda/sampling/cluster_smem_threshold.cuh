@@ -178,13 +178,13 @@ struct ClusterSmemSearch : ClusterSmem {
 
   // Return the key of the k-th largest element, 1 <= k < n. Padding has the smallest key.
   template <typename Key>
-  __device__ __forceinline__ uint32_t top_k_key(uint32_t most, uint64_t k) {
+  __device__ __forceinline__ uint32_t top_k_key(uint32_t max_key, uint64_t k) {
     static_assert(kClusterSmemThreads >= kClusterSmemChunks);
     if (2 * k <= static_cast<uint64_t>(e.chunks)) {  // at least k chunks have an element that reaches it
       const uint32_t own = threadIdx.x < e.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
-      return resolve<Key, false>(reached_by(own, static_cast<uint32_t>(k)), most, k, {}).key;
+      return resolve<Key, false>(reached_by(own, static_cast<uint32_t>(k)), max_key, k, {}).key;
     }
-    const Octaves octaves = Octaves::up_to(most);
+    const Octaves octaves = Octaves::up_to(max_key);
     uint32_t* words = bins();
     clear(words, kBins);
     // At least k threads have an element that reaches the k-th largest of the threads' maxima.
@@ -199,17 +199,17 @@ struct ClusterSmemSearch : ClusterSmem {
     const Found found = find_in<false>(k, {});
     const uint32_t bin = kBins - 1 - found.position;
     const uint32_t low = octaves.low(bin);
-    uint32_t high = most;
+    uint32_t high = max_key;
     uint64_t need = k;
-    if (!few) high = min(octaves.high(bin), most), need = k > found.above ? k - found.above : 1;
+    if (!few) high = min(octaves.high(bin), max_key), need = k > found.above ? k - found.above : 1;
     return resolve<Key, false>(low, high, need, {}).key;
   }
 
   // Return the threshold of top-p, as top_p_threshold() in threshold.cuh.
   __device__ __forceinline__ float top_p(double p, const Totals& row, float largest) {
     if (!(p > 0)) return largest;
-    const uint32_t most = __float_as_uint(largest);
-    const Octaves octaves = Octaves::up_to(most);
+    const uint32_t max_key = __float_as_uint(largest);
+    const Octaves octaves = Octaves::up_to(max_key);
     const double mass = row.real(), target = p * mass;
     const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
     const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
@@ -227,14 +227,14 @@ struct ClusterSmemSearch : ClusterSmem {
       });
     }
     const Found found = find_in<false>(share, {});
-    const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), most);
+    const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
     const Weights weights = Weights::of(high, e.n);
     const auto kept = [&](uint32_t key) {
       sum_kept(__uint_as_float(key));
       return totals(row.fixed).real();
     };
     const auto edge_of = [&](uint64_t need) { return resolve<Unsigned, true>(low, high, need, weights); };
-    return exact_threshold(weights, share, found.above, mass, high, most, target, row.fixed, edge_of, kept);
+    return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, edge_of, kept);
   }
 };
 

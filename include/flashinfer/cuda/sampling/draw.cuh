@@ -66,8 +66,8 @@ struct Draw {
   // Read a lane's kEach elements of chunk c.
   __device__ __forceinline__ void read(int c, float (&x)[kEach]) const {
     const int from = lane_id() * kEach;
-    const int most = Engine<kResident>::own_chunks(e.chunks, e.size), owner = c / most;
-    const int resident_index = c - owner * most - e.skipped_of(e.own_of(owner));
+    const int chunks_per_cta = Engine<kResident>::own_chunks(e.chunks, e.size), owner = c / chunks_per_cta;
+    const int resident_index = c - owner * chunks_per_cta - e.skipped_of(e.own_of(owner));
     if (kResident && resident_index >= 0) {
       const uint32_t at = ptx::of_rank(e.x() + resident_index * kSumChunk + from, owner);
 #pragma unroll
@@ -84,7 +84,7 @@ struct Draw {
       if (s.subtracts) s.subtracted.load_some(subtrahend, start_at);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        x[i] = s.stage(x[i]);
+        x[i] = s.remap(x[i]);
         if (s.subtracts) x[i] = max_nan(x[i] - max_nan(subtrahend[i], 0.0f), 0.0f);
       }
     }

@@ -13,7 +13,7 @@
 #include <flashinfer/cuda/ptx/mbarrier.cuh>
 #include <flashinfer/cuda/ptx/scan.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
-#include <flashinfer/cuda/sampling/stage.cuh>
+#include <flashinfer/cuda/sampling/remap.cuh>
 
 namespace flashinfer::cuda {
 
@@ -32,7 +32,7 @@ struct Scratch {
   uint32_t counter, counts[kMaxCluster];  // candidates of this CTA, and of each CTA
   Source source, subtracted;              // the row, and the row that a draw subtracts
   bool subtracts;
-  Stage stage;
+  Remap remap;
 };
 
 __device__ __forceinline__ Scratch& scratch() {
@@ -86,8 +86,8 @@ struct Engine {
     Engine e;
     e.n = static_cast<int>(n), e.chunks = static_cast<int>(num_chunks(n));
     e.rank = ptx::cluster_rank(), e.size = ptx::cluster_size();
-    const int most = own_chunks(e.chunks, e.size);
-    e.first = min(e.rank * most, e.chunks), e.own = e.own_of(e.rank);
+    const int chunks_per_cta = own_chunks(e.chunks, e.size);
+    e.first = min(e.rank * chunks_per_cta, e.chunks), e.own = e.own_of(e.rank);
     e.capacity = kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - e.chunks * 16) / (kSumChunk * 4) : 0;
     e.skip = e.skipped_of(e.own);
     e.sums_at = e.maxima_at = e.pass = 0, e.summed = -1;
@@ -95,8 +95,8 @@ struct Engine {
     return e;
   }
   __device__ __forceinline__ int own_of(int of_rank) const {
-    const int most = own_chunks(chunks, size), from = min(of_rank * most, chunks);
-    return min(from + most, chunks) - from;
+    const int chunks_per_cta = own_chunks(chunks, size), from = min(of_rank * chunks_per_cta, chunks);
+    return min(from + chunks_per_cta, chunks) - from;
   }
   __device__ __forceinline__ int skipped_of(int own_count) const { return max(own_count - capacity, 0); }
   __device__ __forceinline__ bool is_resident(int c) const { return kResident && c - first >= skip; }
@@ -165,10 +165,10 @@ struct Engine {
     broadcast_bits(reinterpret_cast<const uint32_t*>(at), __float_as_uint(value), lane_id() < 16);
   }
   // Broadcast two words. Lanes from 16 on hold the value of the warp's next chunk.
-  __device__ __forceinline__ void broadcast_pair(const float* at, int c, bool two, float value) const {
+  __device__ __forceinline__ void broadcast_pair(const float* at, int c, bool has_other, float value) const {
     const bool second = lane_id() & 16;
     broadcast_bits(reinterpret_cast<const uint32_t*>(at) + c + (second ? warps() : 0), __float_as_uint(value),
-                   !second || two);
+                   !second || has_other);
   }
 
   template <typename F>
@@ -181,15 +181,15 @@ struct Engine {
   template <typename Read, typename Work>
   __device__ __forceinline__ void each_pair(const Read& read, const Work& work) const {
     for (int c = first + warp(); c < first + own; c += 2 * warps()) {
-      const bool two = c + warps() < first + own;
+      const bool has_other = c + warps() < first + own;
       Chunk one, other;
       read(one, c);
-      if (two) {
+      if (has_other) {
         read(other, c + warps());
       } else {
         other.each([](float& value) { value = 0; });
       }
-      work(one, other, c, two);
+      work(one, other, c, has_other);
     }
   }
 
@@ -207,10 +207,10 @@ struct Engine {
   }
 
   __device__ __forceinline__ static void load_again(Chunk& chunk, int c) {
-    const Stage& stage = scratch().stage;
-    const float padding = stage.is_exponential ? -INFINITY : 0.0f;
+    const Remap& remap = scratch().remap;
+    const float padding = remap.is_exponential ? -INFINITY : 0.0f;
     scratch().source.load(chunk, int64_t{c} * kSumChunk, padding, true);
-    stage.apply(chunk);
+    remap.apply(chunk);
   }
 
   __device__ __forceinline__ void read(const Source& source, Chunk& chunk, int c, float padding) const {
@@ -242,10 +242,10 @@ struct Engine {
     float* to = kResident ? e.maxima() : e.sums();
     e.begin_pass(e.chunks);
     e.each_pair([&](Chunk& chunk, int c) { e.read(source, chunk, c, -INFINITY); },
-                [&](Chunk& one, Chunk& other, int c, bool two) {
+                [&](Chunk& one, Chunk& other, int c, bool has_other) {
                   e.store(one, c);
-                  if (two) e.store(other, c + e.warps());
-                  e.broadcast_pair(to, c, two, pair_max<kNaN>(one, other));
+                  if (has_other) e.store(other, c + e.warps());
+                  e.broadcast_pair(to, c, has_other, pair_max<kNaN>(one, other));
                 });
     e.end_pass();
   }
@@ -278,11 +278,11 @@ struct Engine {
             e.load(chunk, c);
           }
         },
-        [&](Chunk& one, Chunk& other, int c, bool two) {
+        [&](Chunk& one, Chunk& other, int c, bool has_other) {
           change(one, c);
-          if (two) change(other, c + e.warps());
-          if constexpr (kResident && kMaxima) e.broadcast_pair(e.maxima(), c, two, pair_max<true>(one, other));
-          e.broadcast_pair(e.sums(), c, two, pair_sum(one, other, [](float value) { return value; }));
+          if (has_other) change(other, c + e.warps());
+          if constexpr (kResident && kMaxima) e.broadcast_pair(e.maxima(), c, has_other, pair_max<true>(one, other));
+          e.broadcast_pair(e.sums(), c, has_other, pair_sum(one, other, [](float value) { return value; }));
         });
     e.end_pass();
   }
@@ -296,8 +296,8 @@ struct Engine {
           if (!kResident || maxima[c] >= t) return e.load(chunk, c);
           chunk.each([](float& value) { value = 0; });
         },
-        [&](const Chunk& one, const Chunk& other, int c, bool two) {
-          e.broadcast_pair(e.sums(), c, two,
+        [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
+          e.broadcast_pair(e.sums(), c, has_other,
                            pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
         });
     e.end_pass();
@@ -311,9 +311,9 @@ struct Engine {
 
   // Return the largest of numbers >= 0 as bits. The bits of a NaN exceed all others.
   __device__ __forceinline__ static uint32_t largest_bits(const float* values, int n) {
-    uint32_t most = 0;
-    for (int i = lane_id(); i < n; i += 32) most = max(most, __float_as_uint(values[i]));
-    return __reduce_max_sync(kWarp, most);
+    uint32_t max_bits = 0;
+    for (int i = lane_id(); i < n; i += 32) max_bits = max(max_bits, __float_as_uint(values[i]));
+    return __reduce_max_sync(kWarp, max_bits);
   }
 
   __device__ __noinline__ static uint64_t add_up(Engine e, double up) {
@@ -325,14 +325,14 @@ struct Engine {
   }
 
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
-    const uint32_t most = largest_bits(sums(), chunks);
-    const bool valid = most != 0 && most <= 0x7f7fffffu;
+    const uint32_t max_bits = largest_bits(sums(), chunks);
+    const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     return {fixed, valid ? add_up(*this, fixed.up) : 0, valid};
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t most = largest_bits(sums(), chunks);
-    const FixedPoint fixed = FixedPoint::of(__uint_as_float(most));
-    const bool valid = most != 0 && most <= 0x7f7fffffu;
+    const uint32_t max_bits = largest_bits(sums(), chunks);
+    const FixedPoint fixed = FixedPoint::of(__uint_as_float(max_bits));
+    const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     return {fixed, valid ? add_up(*this, fixed.up) : 0, valid};
   }
 
@@ -351,16 +351,19 @@ struct Engine {
   }
 };
 
+using ResidentRow = Engine<true>;   // chunks stay in the shared memory of the cluster
+using StreamedRow = Engine<false>;  // every pass reads chunks from global memory
+
 // Return the largest of numbers of any sign, or NaN if there is one.
 __device__ __forceinline__ float largest_of(const float* values, int n) {
-  float most = -INFINITY;
-  for (int i = lane_id(); i < n; i += 32) most = max_nan(most, values[i]);
+  float maximum = -INFINITY;
+  for (int i = lane_id(); i < n; i += 32) maximum = max_nan(maximum, values[i]);
 #pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) most = max_nan(most, __shfl_xor_sync(kWarp, most, apart));
-  return most;
+  for (int apart = 16; apart > 0; apart /= 2) maximum = max_nan(maximum, __shfl_xor_sync(kWarp, maximum, apart));
+  return maximum;
 }
 
-// Call f(scratch) in one thread, between two barriers. f sets the row and the transformation of its chunks.
+// Call f(scratch) in one thread, between two barriers. f sets the row and the remap of its chunks.
 template <typename F>
 __device__ __forceinline__ void set_scratch(const F& f) {
   __syncthreads();

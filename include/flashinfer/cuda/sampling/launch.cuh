@@ -21,8 +21,8 @@ inline int64_t shared_memory(int device) {
 // Return the longest row. Every CTA holds the sums of all chunks of a row in its shared memory.
 inline int64_t longest_row(bool keeps_maxima, int device) {
   constexpr int kOtherBytes = 64;  // static bytes of a kernel in addition to Scratch
-  const int64_t memory = shared_memory(device) - kOtherBytes - Engine<false>::bytes(0, 0, keeps_maxima);
-  const int64_t elements = memory / Engine<false>::chunk_bytes(keeps_maxima) * kSumChunk;
+  const int64_t memory = shared_memory(device) - kOtherBytes - StreamedRow::bytes(0, 0, keeps_maxima);
+  const int64_t elements = memory / StreamedRow::chunk_bytes(keeps_maxima) * kSumChunk;
   return elements < kLongestRow ? elements : kLongestRow;
 }
 
@@ -30,17 +30,17 @@ inline int64_t longest_row(bool keeps_maxima, int device) {
 // resident then fit into the L2 cache. A row is split over more CTAs while all rows still run at once.
 inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
-  const int most = info.major >= 9 ? kMaxCluster : 1;
+  const int max_size = info.major >= 9 ? kMaxCluster : 1;
   const int64_t chunks = num_chunks(vocab_size);
   int size = 1;
-  while (size < most && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
-  const int64_t own = Engine<true>::own_chunks(static_cast<int>(chunks), size);
+  while (size < max_size && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
+  const int64_t own = ResidentRow::own_chunks(static_cast<int>(chunks), size);
   const bool is_long = own > 96 || size * rows <= info.num_sms;
   const int64_t memory = is_long ? shared_memory(device) : shared_memory(device) / 2 - 2048;
-  const int64_t capacity = (memory - Engine<true>::bytes(chunks, 0, true)) / (kSumChunk * 4);
-  if (capacity < 1) return {1, 512, Engine<false>::bytes(chunks, 0, false), false};
+  const int64_t capacity = (memory - ResidentRow::bytes(chunks, 0, true)) / (kSumChunk * 4);
+  if (capacity < 1) return {1, 512, StreamedRow::bytes(chunks, 0, false), false};
   const int threads = own > 16 && is_long ? 512 : 256;
-  return {size, threads, Engine<true>::bytes(chunks, capacity < own ? capacity : own, true), true};
+  return {size, threads, ResidentRow::bytes(chunks, capacity < own ? capacity : own, true), true};
 }
 
 // Shape of unfiltered draws. A finer split takes longer: 64 rows in 256 CTAs take 27 us, in 128 CTAs 18 us.
@@ -49,7 +49,7 @@ inline Shape unfiltered_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t chunks = num_chunks(vocab_size);
   int size = 1;
   while (info.major >= 9 && size < kMaxCluster && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
-  return {size, chunks >= 16 * size ? 512 : 256, Engine<false>::bytes(chunks, 0, true), false};
+  return {size, chunks >= 16 * size ? 512 : 256, StreamedRow::bytes(chunks, 0, true), false};
 }
 
 // Return true for rows that clusters hold in shared memory (cluster_smem.cuh). The device needs clusters, and
@@ -63,7 +63,7 @@ inline bool fits_cluster_smem(int64_t rows, int64_t vocab_size, int device) {
 
 inline Shape cluster_smem_shape(int64_t vocab_size) {
   const int chunks = static_cast<int>(num_chunks(vocab_size)), size = (chunks + kOwnChunks - 1) / kOwnChunks;
-  return {size, kClusterSmemThreads, ClusterSmem::bytes(Engine<true>::own_chunks(chunks, size)), false};
+  return {size, kClusterSmemThreads, ClusterSmem::bytes(ResidentRow::own_chunks(chunks, size)), false};
 }
 
 // Shape for rows that persistent CTAs stream (stream.cuh), at least one row per SM. Zero bytes: not served.
@@ -92,8 +92,8 @@ struct Groups {
   int64_t outputs, count;
 
   static Groups of(const SampleParams& p, const Shape& shape, int per_sm, int device) {
-    const int64_t most = device_info(device).num_sms * per_sm / shape.size;
-    const int64_t each = p.indices.data && p.num_outputs > most ? (p.num_outputs + most - 1) / most : 1;
+    const int64_t max_ctas = device_info(device).num_sms * per_sm / shape.size;
+    const int64_t each = p.indices.data && p.num_outputs > max_ctas ? (p.num_outputs + max_ctas - 1) / max_ctas : 1;
     return {each, (p.num_outputs + each - 1) / each};
   }
 };

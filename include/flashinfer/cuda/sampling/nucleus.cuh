@@ -79,10 +79,10 @@ struct NucleusRow : NucleusSample {
   __device__ __forceinline__ uint32_t largest_collected(uint32_t count, float high) const {
     if (threadIdx.x == 0) scratch().counts[0] = 0;
     __syncthreads();
-    uint32_t most = 0;
-    each_collected(count, [&](float x) { most = max(most, x < high ? __float_as_uint(x) : 0u); });
-    most = __reduce_max_sync(kWarp, most);
-    if (lane_id() == 0) atomicMax(&scratch().counts[0], most);
+    uint32_t max_key = 0;
+    each_collected(count, [&](float x) { max_key = max(max_key, x < high ? __float_as_uint(x) : 0u); });
+    max_key = __reduce_max_sync(kWarp, max_key);
+    if (lane_id() == 0) atomicMax(&scratch().counts[0], max_key);
     __syncthreads();
     return scratch().counts[0];
   }
@@ -95,16 +95,16 @@ struct NucleusRow : NucleusSample {
     if (above >= target) return {Outcome::kAbove, 0, 0, above};
     if (count > kCollectedGroups) return {Outcome::kTooMuch, 0, 0, above};
     const uint32_t least = __float_as_uint(interval.low);
-    const uint32_t most =
+    const uint32_t max_key =
         interval.high < INFINITY ? __float_as_uint(interval.high) - 1 : largest_collected(count, interval.high);
-    if (most < least) return {Outcome::kBelow, 0, 0, above};
+    if (max_key < least) return {Outcome::kBelow, 0, 0, above};
     const auto sum_at = [&](uint32_t key) { return sum_of(e.n, count, __uint_as_float(key), fixed); };
     const auto found = [&](uint32_t key, uint64_t kept) {
       return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
     };
     // Invariant: the threshold is a key in [low, high). Elements >= `high` do not suffice; their sum is
     // `beyond`.
-    uint32_t low = least, high = most + 1;
+    uint32_t low = least, high = max_key + 1;
     double beyond = above;
     bool low_suffices = false;  // elements >= `low` are known to suffice
     for (int iteration = 1;; ++iteration) {
@@ -176,7 +176,7 @@ struct NucleusRow : NucleusSample {
     const auto need = static_cast<uint64_t>(ceil(fmax(known().target - bounds.sum, 0.0) * weights.factor()));
     split.narrow(kCount - 1 - find(values, need, kCount - 1).position);
     // Bin sums are rounded. After more than two misses, include the adjacent bins.
-    const uint64_t more = (uint64_t{1} << 2 * min(max(bounds.missed - 2, 0), 16)) - 1;
+    const uint64_t more = (uint64_t{1} << 2 * min(max(bounds.misses - 2, 0), 16)) - 1;
     const uint64_t wider = more * (split.high + 1 - split.low);
     const auto low = static_cast<uint32_t>(split.low - min(wider, uint64_t{split.low - bounds.low}));
     const auto high = static_cast<uint32_t>(split.high + 1 + min(wider, uint64_t{bounds.high - 1 - split.high}));

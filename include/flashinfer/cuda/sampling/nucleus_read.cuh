@@ -31,7 +31,7 @@ struct NucleusRead : ClusterSmemRow {
 
   // Functions construct it again instead of taking it as an argument, because it has few members.
   __device__ __forceinline__ explicit NucleusRead(int n) {
-    e = Engine<false>{};
+    e = StreamedRow{};
     e.n = n, e.chunks = e.own = static_cast<int>(num_chunks(n)), e.size = 1;
     const int pairs = (e.chunks + 1) / 2;
     first_pair = e.warp() * pairs / kNucleusWarps;
@@ -81,8 +81,8 @@ struct NucleusRead : ClusterSmemRow {
     const int c = chunk_of(pair) + (lane_id() >> 4);
     if ((lane_id() & 15) == 0 && c < e.chunks) to[c] = value;
   }
-  __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t most) const {
-    const bool valid = most != 0 && most <= 0x7f7fffffu;
+  __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t max_bits) const {
+    const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     uint64_t total = 0;
     for (int c = lane_id(); valid && c < e.chunks; c += 32) total += fixed(sums()[c]);
     return {fixed, warp_sum(total), valid};
@@ -91,8 +91,8 @@ struct NucleusRead : ClusterSmemRow {
     return add_up(fixed, e.largest_bits(sums(), e.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t most = e.largest_bits(sums(), e.chunks);
-    return add_up(FixedPoint::of(__uint_as_float(most)), most);
+    const uint32_t max_bits = e.largest_bits(sums(), e.chunks);
+    return add_up(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
 
   // Store the sums of a pair's chunks, and the first sum above the interval of each group. Collect the groups with an

@@ -21,7 +21,7 @@ struct Resolved {
 // suffice, and `sufficient` is at most the threshold.
 struct Bounds {
   uint32_t low, high, sufficient;
-  int missed;  // number of intervals since the last one with too many elements
+  int misses;  // number of intervals since the last one with too many elements
   double sum;
 
   // Bounds before the first interval. `high` bounds every chunk's sum, and so every element.
@@ -37,7 +37,7 @@ struct Bounds {
       if (result.outcome == Outcome::kTooMuch) low = from;
     }
     if (low >= high) low = sufficient;
-    missed = result.outcome == Outcome::kTooMuch ? 0 : missed + 1;
+    misses = result.outcome == Outcome::kTooMuch ? 0 : misses + 1;
   }
   __device__ bool has_one_key() const { return high - low == 1; }
 };
@@ -73,15 +73,16 @@ struct NucleusSample : NucleusRead {
 
   // Add the weights of the sample's elements to bins, 2^30 in total.
   __device__ __forceinline__ void weigh_sample(const Chunk (&pair)[2]) {
-    float own = 0, most = 0;
+    float own = 0, maximum = 0;
     const auto scan = [&](const Chunk& x) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) own += max_nan(x.at[i / 4][i % 4], 0.0f), most = fmaxf(most, x.at[i / 4][i % 4]);
+      for (int i = 0; i < 16; ++i)
+        own += max_nan(x.at[i / 4][i % 4], 0.0f), maximum = fmaxf(maximum, x.at[i / 4][i % 4]);
     };
     scan(pair[0]), scan(pair[1]);
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
-    const uint32_t key = __reduce_max_sync(kWarp, __float_as_uint(most));
+    const uint32_t key = __reduce_max_sync(kWarp, __float_as_uint(maximum));
     float* parts = maxima();
     if (lane_id() == 0) parts[e.warp()] = own, parts[kNucleusWarps + e.warp()] = __uint_as_float(key);
     for (int i = threadIdx.x; i < kSampleBins; i += blockDim.x) sample()[i] = 0;

@@ -7,10 +7,10 @@
 
 namespace flashinfer::cuda {
 
-// Set the transformation of chunks that are not resident, for later passes.
+// Set the remap of chunks that are not resident, for later passes.
 template <typename F>
-__device__ __forceinline__ void set_stage(const F& f) {
-  set_scratch([&](Scratch& s) { f(s.stage); });
+__device__ __forceinline__ void set_remap(const F& f) {
+  set_scratch([&](Scratch& s) { f(s.remap); });
 }
 
 template <bool kResident>
@@ -22,18 +22,18 @@ __device__ __forceinline__ Totals load_probs(Engine<kResident>& e) {
 // Load exp((l - max l) / T) with sums. Logits below the k largest count as -inf.
 template <bool kResident>
 __device__ __forceinline__ Totals load_exponentials(Engine<kResident>& e, double temperature, TopK top_k = {}) {
-  set_stage([](Stage& stage) { stage.is_raw = true; });
+  set_remap([](Remap& to) { to.is_raw = true; });
   e.template read_maxima<true>();
   const float top = largest_of(kResident ? e.maxima() : e.sums(), e.chunks), scale = exponent_scale(temperature);
   if (top != top) return {{1, 1}, 0, false};
   const float least = top_k.on ? Signed::real(top_k_key<Signed>(e, top_k.k)) : -INFINITY;
-  set_stage([&](Stage& stage) {
-    stage = {}, stage.is_exponential = true;
-    stage.least = least, stage.top = top, stage.scale = scale;
+  set_remap([&](Remap& to) {
+    to = {}, to.is_exponential = true;
+    to.least = least, to.top = top, to.scale = scale;
   });
-  const Stage stage = scratch().stage;
+  const Remap remap = scratch().remap;
   const float* maxima = e.maxima();
-  e.template transform<false, false>([stage](float x) { return stage.exponential(x); },
+  e.template transform<false, false>([remap](float x) { return remap.exponential(x); },
                                      [maxima, least](int c) { return kResident && maxima[c] < least; });
   return e.totals();
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ Totals load_softmax(Engine<kResident>& e, double temp
   const Totals totals = load_exponentials(e, temperature, top_k);
   if (!totals.valid) return totals;
   const Normalizer by = Normalizer::of(totals.real());
-  set_stage([&](Stage& stage) { stage.first = by, stage.is_normalized = true; });
+  set_remap([&](Remap& to) { to.first = by, to.is_normalized = true; });
   const float* sums = e.sums();
   e.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
   return e.totals();
@@ -82,21 +82,21 @@ __device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first,
     return t;
   }
   if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
-  float most = e.largest();
-  if (f.has_min_p) t = f.min_p >= 1 ? most : static_cast<float>(f.min_p) * most;
+  float maximum = e.largest();
+  if (f.has_min_p) t = f.min_p >= 1 ? maximum : static_cast<float>(f.min_p) * maximum;
   if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(e, f.top_k.k)));
   if (f.has_top_p) {
     if (f.top_k.on && top_k_first) {
       e.sum_kept(t);
       const Normalizer by = Normalizer::of(e.totals(row.fixed).real());
-      set_stage([&](Stage& stage) { stage.second = by, stage.cut = t, stage.dtype = dtype, stage.is_filtered = true; });
+      set_remap([&](Remap& to) { to.second = by, to.cut = t, to.dtype = dtype, to.is_filtered = true; });
       const float* sums = e.sums();
       e.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
                                         [sums](int c) { return sums[c] == 0; });
       row = e.totals();
-      most = e.largest(), t = 0;
+      maximum = e.largest(), t = 0;
     }
-    t = fmaxf(t, top_p_threshold(e, f.top_p, row, most));
+    t = fmaxf(t, top_p_threshold(e, f.top_p, row, maximum));
   }
   e.sum_kept(t);
   const Totals kept = e.totals(row.fixed);
@@ -170,7 +170,7 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
     if (exists) {
       set_scratch([&](Scratch& s) {
         s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
-        s.stage = {}, s.subtracts = false;
+        s.remap = {}, s.subtracts = false;
       });
       t = prepare(e, filters, totals);
       if constexpr (kResident) e.sync();  // draws read data that other CTAs have written
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ Map
   let_next_start();
   set_scratch([&](Scratch& s) {
     s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
-    s.stage = {};
+    s.remap = {};
   });
   DType dtype = p.input.dtype;
   Normalizer by{1, 1};

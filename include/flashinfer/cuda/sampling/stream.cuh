@@ -30,7 +30,7 @@ struct StreamRow : ClusterSmemRow {
 
   __device__ static StreamRow of(int64_t n) {
     StreamRow x;
-    x.e = Engine<false>::of(n);
+    x.e = StreamedRow::of(n);
     const int pairs = (x.e.chunks + 1) / 2;
     x.first_pair = x.e.warp() * pairs / kClusterSmemWarps;
     x.own_pairs = (x.e.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
@@ -45,7 +45,7 @@ struct StreamRow : ClusterSmemRow {
     return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * e.warp() + (at & 1)) * 2 * kSumChunk;
   }
   // Return the buffer without a copy in flight, between two rows.
-  __device__ __forceinline__ float* filled() const { return slot(step + 1); }
+  __device__ __forceinline__ float* ready_buffer() const { return slot(step + 1); }
   __device__ __forceinline__ int chunk_of(int pair) const { return 2 * (first_pair + pair); }
 
   __device__ __forceinline__ static bool is_copied(const Source& source, int c) {

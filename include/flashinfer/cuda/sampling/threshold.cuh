@@ -33,7 +33,7 @@ struct Signed {
 struct Octaves {
   int base;
 
-  __device__ static Octaves up_to(uint32_t most) { return {static_cast<int>(most >> 18) - (kBins - 1)}; }
+  __device__ static Octaves up_to(uint32_t max_key) { return {static_cast<int>(max_key >> 18) - (kBins - 1)}; }
   __device__ __forceinline__ uint32_t of(uint32_t key) const {
     return static_cast<uint32_t>(max(static_cast<int>(key >> 18) - base, 0));
   }
@@ -172,10 +172,10 @@ __device__ __noinline__ bool gather(Engine<kResident> e, uint32_t low, uint32_t 
         if (reaches(c)) return e.load(chunk, c);
         chunk.each([](float& value) { value = 0; });
       },
-      [&](const Chunk& one, const Chunk& other, int c, bool two) {
+      [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
         const int next = c + e.warps();
         uint32_t found = reaches(c) ? found_in<Key>(e, one, c, low, high) : 0;
-        if (two && reaches(next)) found |= found_in<Key>(e, other, next, low, high) << 16;
+        if (has_other && reaches(next)) found |= found_in<Key>(e, other, next, low, high) << 16;
         put_found<Key>(e.bins(), one, other, found);
       });
   __syncthreads();
@@ -235,26 +235,26 @@ __device__ __noinline__ Edge by_candidates(Engine<kResident> e, uint32_t low, ui
 
 // Smallest and largest key of the chunk maxima.
 struct Range {
-  uint32_t least, most;
+  uint32_t min_key, max_key;
 };
 
 template <typename Key>
-__device__ __forceinline__ Range maxima_keys(const Engine<true>& e) {
+__device__ __forceinline__ Range maxima_keys(const ResidentRow& e) {
   const float* maxima = e.maxima();
-  uint32_t least = 0xffffffffu, most = 0;
+  uint32_t min_key = 0xffffffffu, max_key = 0;
   for (int c = lane_id(); c < e.chunks; c += 32) {
     const uint32_t key = Key::key(maxima[c]);
-    least = min(least, key), most = max(most, key);
+    min_key = min(min_key, key), max_key = max(max_key, key);
   }
-  return {__reduce_min_sync(kWarp, least), __reduce_max_sync(kWarp, most)};
+  return {__reduce_min_sync(kWarp, min_key), __reduce_max_sync(kWarp, max_key)};
 }
 
 // Return a key that at least k elements reach: the k-th largest chunk maximum, rounded down to a bin.
 template <typename Key>
-__device__ __noinline__ uint32_t reached_by(Engine<true> e, uint32_t k) {
+__device__ __noinline__ uint32_t reached_by(ResidentRow e, uint32_t k) {
   const float* maxima = e.maxima();
   const Range range = maxima_keys<Key>(e);
-  Bins<kLocalBins> bins(range.least, range.most);
+  Bins<kLocalBins> bins(range.min_key, range.max_key);
   uint32_t* words = e.local_bins();
   __syncthreads();
   clear(words, kLocalBins);
@@ -292,7 +292,7 @@ template <typename Key, bool kResident>
 __device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) {
   const Weights none{};
   if constexpr (kResident) {
-    uint32_t low, high = maxima_keys<Key>(e).most;
+    uint32_t low, high = maxima_keys<Key>(e).max_key;
     uint64_t need = k;
     if (2 * k <= e.chunks) {
       low = reached_by<Key>(e, static_cast<uint32_t>(k));
@@ -317,14 +317,14 @@ __device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) 
 template <bool kResident>
 __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p, const Totals& row, float largest) {
   if (!(p > 0)) return largest;
-  const uint32_t most = __float_as_uint(largest);
-  const Octaves octaves = Octaves::up_to(most);
+  const uint32_t max_key = __float_as_uint(largest);
+  const Octaves octaves = Octaves::up_to(max_key);
   const double mass = row.real(), target = p * mass;
   // All smaller elements together hold less than the share 1 - p.
   const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
   const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
   const Found found = first_histogram<Unsigned, true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), share);
-  const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), most);
+  const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
   const Weights weights = Weights::of(high, e.n);
   const auto kept = [&](uint32_t key) {
     e.sum_kept(__uint_as_float(key));
@@ -338,7 +338,7 @@ __device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p,
     e.sync_reads();
     return edge;
   };
-  return exact_threshold(weights, share, found.above, mass, high, most, target, row.fixed, resolve, kept);
+  return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, resolve, kept);
 }
 
 }  // namespace flashinfer::cuda

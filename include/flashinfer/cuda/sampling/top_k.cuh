@@ -9,7 +9,7 @@ namespace flashinfer::cuda {
 template <bool kResident>
 __device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& e, const RowsOf& rows, int64_t row, TopK top_k) {
   const Source source = Source::of(rows, row * rows.stride, e.n);
-  set_scratch([&](Scratch& s) { s.source = source, s.stage = {}, s.stage.is_raw = true; });
+  set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.remap.is_raw = true; });
   if constexpr (kResident) e.template read_maxima<false>();
   return top_k.on ? top_k_key<Signed>(e, top_k.k) : 0;
 }

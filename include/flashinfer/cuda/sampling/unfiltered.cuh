@@ -5,17 +5,18 @@
 
 namespace flashinfer::cuda {
 
-__device__ inline __noinline__ void sum_probs(Engine<false> e) {
+__device__ inline __noinline__ void sum_probs(StreamedRow e) {
   const Source source = scratch().source;
   e.begin_pass(e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, 0.0f); },
-              [&](const Chunk& one, const Chunk& other, int c, bool two) {
-                e.broadcast_pair(e.sums(), c, two, pair_sum(one, other, [](float x) { return max_nan(x, 0.0f); }));
+              [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
+                e.broadcast_pair(e.sums(), c, has_other,
+                                 pair_sum(one, other, [](float x) { return max_nan(x, 0.0f); }));
               });
   e.end_pass();
 }
 
-__device__ __forceinline__ Totals load_probs_once(Engine<false>& e) {
+__device__ __forceinline__ Totals load_probs_once(StreamedRow& e) {
   e.sums_at ^= 1;
   sum_probs(e);
   ++e.pass;
@@ -23,19 +24,19 @@ __device__ __forceinline__ Totals load_probs_once(Engine<false>& e) {
 }
 
 // Sum exp((l - m) / T) per chunk with its maximum m, and store the maxima.
-__device__ inline __noinline__ void sum_exponentials(Engine<false> e, float scale) {
+__device__ inline __noinline__ void sum_exponentials(StreamedRow e, float scale) {
   const Source source = scratch().source;
   e.begin_pass(2 * e.chunks);
   e.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
-              [&](Chunk& one, Chunk& other, int c, bool two) {
+              [&](Chunk& one, Chunk& other, int c, bool has_other) {
                 const PairSums result = exponentials_of(one, other, scale);
-                e.broadcast_pair(e.maxima(), c, two, result.most);
-                e.broadcast_pair(e.sums(), c, two, result.sum);
+                e.broadcast_pair(e.maxima(), c, has_other, result.maximum);
+                e.broadcast_pair(e.sums(), c, has_other, result.sum);
               });
   e.end_pass();
 }
 
-__device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, double temperature) {
+__device__ __forceinline__ Totals load_exponentials_once(StreamedRow& e, double temperature) {
   const float scale = exponent_scale(temperature);
   e.sums_at ^= 1, e.maxima_at ^= 1;
   sum_exponentials(e, scale);
@@ -43,14 +44,14 @@ __device__ __forceinline__ Totals load_exponentials_once(Engine<false>& e, doubl
   float *sums = e.sums(), *maxima = e.maxima();
   const float top = largest_of(maxima, e.chunks);
   set_scratch([&](Scratch& s) {
-    s.stage.is_exponential = true, s.stage.least = -INFINITY, s.stage.scale = scale, s.stage.top = top;
+    s.remap.is_exponential = true, s.remap.least = -INFINITY, s.remap.scale = scale, s.remap.top = top;
   });
   rescale(sums, maxima, e.chunks, top, scale);
   return e.totals();
 }
 
 __global__ void __launch_bounds__(512, 2) unfiltered_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<false>(p, group, [&](Engine<false>& e, const Filters& f, Totals& totals) {
+  sample_groups<false>(p, group, [&](StreamedRow& e, const Filters& f, Totals& totals) {
     totals = p.is_logits ? load_exponentials_once(e, f.temperature) : load_probs_once(e);
     return 0.0f;
   });

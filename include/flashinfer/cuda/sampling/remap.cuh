@@ -1,4 +1,4 @@
-// Transformation of a row's elements to x >= 0, for chunks that are not in shared memory.
+// Remap of a row's elements to x >= 0, for chunks that are not in shared memory.
 #pragma once
 
 #include <flashinfer/cuda/ptx/approx.cuh>
@@ -7,7 +7,7 @@
 namespace flashinfer::cuda {
 
 // Transformations of all earlier passes. A pass that rereads a chunk applies them again.
-struct Stage {
+struct Remap {
   bool is_raw, is_exponential, is_normalized, is_filtered;
   float least;               // smaller logits count as -inf
   float top, scale;          // of exp((l - top) * scale)
@@ -30,7 +30,7 @@ struct Stage {
   __device__ __forceinline__ void apply(Chunk& chunk) const {
     if (is_raw) return;
     if (is_exponential) {
-      const Stage own = *this;
+      const Remap own = *this;
       chunk.each([&](float& x) { x = own.exponential(x); });
     } else {
       chunk.each([](float& x) { x = max_nan(x, 0.0f); });
@@ -45,23 +45,23 @@ struct Stage {
       chunk = copy;
     }
   }
-  __device__ __noinline__ static void filter(Chunk& chunk, const Stage& stage) {
-    chunk.each([&](float& x) { x = stage.filtered(x); });
+  __device__ __noinline__ static void filter(Chunk& chunk, const Remap& remap) {
+    chunk.each([&](float& x) { x = remap.filtered(x); });
   }
 };
 
 // Largest element m of each chunk of a pair, and sum of exp((l - m) / T). Lanes below 16 hold the first
 // chunk.
 struct PairSums {
-  float most, sum;
+  float maximum, sum;
 };
 __device__ __forceinline__ PairSums exponentials_of(Chunk& one, Chunk& other, float scale) {
-  const float most = pair_max<true>(one, other);
-  const float first = __shfl_sync(kWarp, most, 0), second = __shfl_sync(kWarp, most, 16);
+  const float maximum = pair_max<true>(one, other);
+  const float first = __shfl_sync(kWarp, maximum, 0), second = __shfl_sync(kWarp, maximum, 16);
   one.each([&](float& l) { l = ptx::ex2_approx((l - first) * scale); });
   other.each([&](float& l) { l = ptx::ex2_approx((l - second) * scale); });
   const float sum = pair_sum(one, other, [](float x) { return x; });
-  return {most, most == -INFINITY ? 0.0f : sum};
+  return {maximum, maximum == -INFINITY ? 0.0f : sum};
 }
 // Make the sums relative to the largest element of the row.
 __device__ __forceinline__ void rescale(float* sums, const float* maxima, int chunks, float top, float scale) {
