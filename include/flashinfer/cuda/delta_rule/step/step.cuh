@@ -220,8 +220,8 @@ struct StepState {
     parted_sums<kLanes, 2 * kVectors>(sums);
     const int lane = static_cast<int>(threadIdx.x) % kLanes, own_line = line(lane / kShare % kVectors);
     const float u = token.beta[own_line] * (token.v[own_line] - norms.k_factor * sums[0]);
-    const float of_column = __shfl_xor_sync(kAllLanes, u, kLanes / 2);
-    if (lane >= kLanes / 2 && lane % kShare == 0) out(own_line, fmaf(of_column, norms.kq, norms.q_factor * sums[0]));
+    const float column_u = __shfl_xor_sync(kAllLanes, u, kLanes / 2);
+    if (lane >= kLanes / 2 && lane % kShare == 0) out(own_line, fmaf(column_u, norms.kq, norms.q_factor * sums[0]));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const float added = norms.k_factor * __shfl_sync(kAllLanes, u, j * kShare, kLanes);

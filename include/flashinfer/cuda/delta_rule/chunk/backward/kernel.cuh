@@ -39,7 +39,7 @@ struct DeltaGradientsShared {
   float q_dots[2][kDeltaChunk], k_dots[2][kDeltaChunk];  // <q, dq> and <k, dk> of each half of the keys
   float after[8];                                        // <D, S after the chunk>, partial sums of the warps
   float total_q[kDeltaChunk], total_k[kDeltaChunk];      // <q, dq> and <k, dk> of the previous key parts
-  DeltaBackwardWorkspace space;
+  DeltaBackwardWorkspace workspace;
   GradientGrid grid;
   GradientCursor cursors[4];  // of this step and the next three
 };
@@ -57,12 +57,12 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
   using Cursor = GradientCursor;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
-  using Base::p, Base::in, Base::grid, Base::space, Base::pair_of, Base::row_dot;
+  using Base::p, Base::in, Base::grid, Base::workspace, Base::pair_of, Base::row_dot;
 
   Shared& shared;
 
   __device__ __forceinline__ DeltaGradients(const DeltaRuleBackwardParams& params, Shared& memory)
-      : Base(params, memory.grid, memory.space), shared(memory) {}
+      : Base(params, memory.grid, memory.workspace), shared(memory) {}
 
   __device__ __forceinline__ const Rows& keys(const Cursor& at) const { return shared.k[at.chunks % Shape::kChunks]; }
   __device__ __forceinline__ const Rows& queries(const Cursor& at) const {
@@ -80,7 +80,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
                                                            at.chunk, at.head, this->part(at) * kKeys, in.key_dim,
                                                            thread);
         }
-        const auto& factors = static_cast<const DeltaGradientFactors&>(space.terms[at.index(in, grid)]);
+        const auto& factors = static_cast<const DeltaGradientFactors&>(workspace.terms[at.index(in, grid)]);
         if (thread < sizeof(factors) / 16)
           ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % Shape::kHeads]) + thread * 16,
                            reinterpret_cast<const char*>(&factors) + thread * 16);
@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
     const DeltaRuleInputs& in = p.in;
     // Values that are equal in all threads are in smem, because sums need the registers.
     if (threadIdx.x == 0) {
-      shared.space = DeltaBackwardWorkspace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
-      shared.grid = GradientGrid(in, chunks, shared.space.strips / Gradients::Stage::kStrips, Shape::kParts);
+      shared.workspace = DeltaBackwardWorkspace(in, Shape::kParts * Shape::kKeys, chunks, p.workspace);
+      shared.grid = GradientGrid(in, chunks, shared.workspace.strips / Gradients::Stage::kStrips, Shape::kParts);
       GradientCursor cursor(in, shared.grid);
 #pragma unroll 1
       for (int i = 0; i < 3; ++i, cursor.advance(in, shared.grid)) shared.cursors[i] = cursor;

@@ -17,12 +17,12 @@ bool takes_chunks(const DeltaRuleBackwardParams& p, const Launch& where) {
 }
 
 inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
-  const DeltaBackwardWorkspace space(in,
-                                     in.key_dim <= 64    ? 64
-                                     : in.key_dim <= 128 ? 128
-                                                         : 256,
-                                     count_chunks(in), nullptr);
-  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(space.end));
+  const DeltaBackwardWorkspace workspace(in,
+                                         in.key_dim <= 64    ? 64
+                                         : in.key_dim <= 128 ? 128
+                                                             : 256,
+                                         count_chunks(in), nullptr);
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace.end));
 }
 
 // Returns false if the device has too little smem.

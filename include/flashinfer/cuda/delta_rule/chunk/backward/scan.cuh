@@ -71,21 +71,21 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
   using Products = typename Shape::Products;
   using Base::in, Base::kSteps;
 
-  const DeltaBackwardWorkspace& space;
+  const DeltaBackwardWorkspace& workspace;
   typename Stage::Staging* staging;
   DeltaPartSums<Shape>* part_sums;
 
   __device__ __forceinline__ DeltaRecomputeScan(const DeltaRuleInputs& inputs, const DeltaBackwardWorkspace& to,
                                                 void* after_stages, uint32_t number)
       : Base(inputs, number),
-        space(to),
+        workspace(to),
         staging(static_cast<typename Stage::Staging*>(after_stages) + threadIdx.x / 32),
         part_sums(reinterpret_cast<DeltaPartSums<Shape>*>(static_cast<char*>(after_stages) +
                                                           kDeltaStagingBytes<Shape, typename Stage::Staging>)) {}
 
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
-    const auto& chunk_terms = static_cast<const typename Shape::ChunkTerms*>(space.terms)[this->index(number)];
+    const auto& chunk_terms = static_cast<const typename Shape::ChunkTerms*>(workspace.terms)[this->index(number)];
     this->load_keys(to, chunk_terms, chunk);
     this->copy_values(to.v, in.v, in.v_strides, chunk);
     this->copy_terms(to.terms, chunk_terms);
@@ -97,9 +97,10 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
     typename Base::Sums r;
     typename Base::OperandA left, values;
     const int64_t strip = this->column() / 16, index = this->index(number);
-    const bool inside = strip < space.strips;
+    const bool inside = strip < workspace.strips;
     this->pack_state(a, state);
-    char* const states = space.states + index * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
+    char* const states =
+        workspace.states + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
     if constexpr (Shape::kWgmma) {
       Products::read(r, a, this->key_part(stage.k));
       this->template store_blocks<1>(states, staging->state, a, inside);
@@ -119,7 +120,7 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
       this->scale_tokens(r, m, terms.beta);
     }
     this->pack_scaled(left, r, terms.write);
-    char* const to = space.residuals + index * space.residual_bytes + strip * sizeof(staging->r);
+    char* const to = workspace.residuals + index * workspace.residual_bytes + strip * sizeof(staging->r);
     const bool first = inside && this->part == 0;
     if constexpr (Shape::kWgmma) {
       Products::write(state, left, this->key_part(stage.written()));
@@ -150,7 +151,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
   using Base::in, Base::kSteps;
 
   const DeltaRuleBackwardParams& p;
-  const DeltaBackwardWorkspace& space;
+  const DeltaBackwardWorkspace& workspace;
   typename Stage::Staging* staging;
   DeltaPartSums<Shape>* part_sums;
 
@@ -158,7 +159,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
                                                void* after_stages, uint32_t number)
       : Base(params.in, number),
         p(params),
-        space(to),
+        workspace(to),
         staging(static_cast<typename Stage::Staging*>(after_stages) + threadIdx.x / 32),
         part_sums(reinterpret_cast<DeltaPartSums<Shape>*>(static_cast<char*>(after_stages) +
                                                           kDeltaStagingBytes<Shape, typename Stage::Staging>)) {}
@@ -166,7 +167,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
   __device__ __forceinline__ void load(Stage& to, int64_t number) const {
     const DeltaChunk chunk = this->chunk(number);
     const int64_t heads = in.num_value_heads, values = in.value_dim;
-    const auto& chunk_terms = static_cast<const typename Shape::ChunkTerms*>(space.terms)[this->index(number)];
+    const auto& chunk_terms = static_cast<const typename Shape::ChunkTerms*>(workspace.terms)[this->index(number)];
     this->load_keys(to, chunk_terms, chunk), this->load_queries(to, chunk_terms, chunk);
     this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, chunk);
     this->copy_terms(to.terms, chunk_terms);
@@ -175,13 +176,14 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
     const auto& terms = stage.terms;
     const int64_t strip = this->column() / 16, index = this->index(number);
-    const bool inside = strip < space.strips;
+    const bool inside = strip < workspace.strips;
     typename Base::StateOperandA a;
     typename Base::Sums du, output_terms;
     typename Base::OperandA grad, left;
     this->load_values(grad, stage.grad);
     this->pack_state(a, state);
-    char* const grads = space.grads + index * space.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
+    char* const grads =
+        workspace.grads + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
     if constexpr (Shape::kWgmma) {
       Products::read(du, a, this->key_part(stage.written()));
       Products::template multiply<false, true>(output_terms, grad, terms.p);
@@ -224,10 +226,12 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
 
 // Recomputes states and residuals. `number` is the CTA's index among those that recompute.
 template <typename Shape>
-__device__ __forceinline__ void recompute_chunks(const DeltaRuleBackwardParams& p, const DeltaBackwardWorkspace& space,
-                                                 unsigned char* memory, uint32_t number) {
+__device__ __forceinline__ void recompute_chunks(const DeltaRuleBackwardParams& p,
+                                                 const DeltaBackwardWorkspace& workspace, unsigned char* memory,
+                                                 uint32_t number) {
   using Stage = DeltaRecomputeStage<Shape>;
-  const DeltaRecomputeScan<Shape> recompute(p.in, space, memory + kScanBytes<Shape, Stage> - Stage::kTailBytes, number);
+  const DeltaRecomputeScan<Shape> recompute(p.in, workspace, memory + kScanBytes<Shape, Stage> - Stage::kTailBytes,
+                                            number);
   scan_chunks<Shape, false>(recompute, reinterpret_cast<Stage*>(memory), p.initial_state, nullptr);
 }
 
@@ -243,15 +247,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtasPerSm)
     delta_backward_scans_kernel(const DeltaRuleBackwardParams p, int64_t chunks) {
   extern __shared__ __align__(1024) unsigned char memory[];
   wait_for_inputs();
-  const DeltaBackwardWorkspace space(p.in, Shape::kKeys, chunks, p.workspace);
+  const DeltaBackwardWorkspace workspace(p.in, Shape::kKeys, chunks, p.workspace);
   const uint32_t scans = gridDim.x / 2;
   if (blockIdx.x < scans) {
     using Stage = DeltaBackwardStage<Shape>;
-    const DeltaBackwardScan<Shape> backward(p, space, memory + kScanBytes<Shape, Stage> - Stage::kTailBytes,
+    const DeltaBackwardScan<Shape> backward(p, workspace, memory + kScanBytes<Shape, Stage> - Stage::kTailBytes,
                                             blockIdx.x);
     scan_chunks<Shape, true>(backward, reinterpret_cast<Stage*>(memory), p.grad_state, p.grad_initial_state);
   } else {
-    recompute_chunks<Shape>(p, space, memory, blockIdx.x - scans);
+    recompute_chunks<Shape>(p, workspace, memory, blockIdx.x - scans);
   }
 }
 

@@ -33,11 +33,11 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
   using Base::p, Base::in, Base::grid;
 
-  const DeltaBackwardWorkspace& space;
+  const DeltaBackwardWorkspace& workspace;
 
   __device__ __forceinline__ DeltaGradientSlices(const DeltaRuleBackwardParams& params, const GradientGrid& grid_,
-                                                 const DeltaBackwardWorkspace& space_)
-      : Base(params, grid_), space(space_) {}
+                                                 const DeltaBackwardWorkspace& workspace_)
+      : Base(params, grid_), workspace(workspace_) {}
 
   __device__ __forceinline__ void load_slice(Stage& to, const Cursor& at) const {
     const int64_t heads = in.num_value_heads, values = in.value_dim;
@@ -51,11 +51,11 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     const int strip = at.slice * Stage::kStrips;
     const auto strips_inside = static_cast<int>((values - first + 15) / 16);           // zeros follow
     constexpr int64_t kState = sizeof(to.state[0]), kStates = Shape::kParts * kState;  // bytes of a part, and of all
-    const int64_t state = index * space.state_bytes + strip * kStates + this->part(at) * kState;
-    copy(to.r, space.residuals + index * space.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]),
+    const int64_t state = index * workspace.state_bytes + strip * kStates + this->part(at) * kState;
+    copy(to.r, workspace.residuals + index * workspace.residual_bytes + strip * sizeof(to.r[0]), sizeof(to.r[0]),
          strips_inside);
-    copy(to.state, space.states + state, kStates, strips_inside);
-    copy(to.grad, space.grads + state, kStates, strips_inside);
+    copy(to.state, workspace.states + state, kStates, strips_inside);
+    copy(to.grad, workspace.grads + state, kStates, strips_inside);
   }
   __device__ __forceinline__ static float dot(uint32_t first, uint32_t second) {
     float a[2], b[2];
@@ -96,7 +96,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
   // Returns the workspace that holds dq or dk of a key part until the other parts are finished.
   __device__ __forceinline__ float2* saved(const Cursor& at, int which) const {
     const int64_t number = (static_cast<int64_t>(at.item) * Shape::kParts + at.part) * 2 + which;
-    return reinterpret_cast<float2*>(space.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
+    return reinterpret_cast<float2*>(workspace.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
   }
   __device__ __forceinline__ void save(const Cursor& at, int which, const Sums& sums) const {
     float2* const to = saved(at, which);

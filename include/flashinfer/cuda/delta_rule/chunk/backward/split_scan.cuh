@@ -48,19 +48,23 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   using Base::in, Base::kSteps, Base::lane, Base::warp;
 
   const DeltaRuleBackwardParams& p;
-  const DeltaBackwardWorkspace& space;
-  const int role;  // 0: D, 1: terms without D, 2: producer
+  const DeltaBackwardWorkspace& workspace;
+  enum Role { kStateRole, kTermRole, kProducerRole };  // D; terms without D; copies
+  const int role;
 
   __device__ __forceinline__ DeltaSplitBackward(const DeltaRuleBackwardParams& params, const DeltaBackwardWorkspace& to,
                                                 uint32_t number)
-      : Base(params.in, number), p(params), space(to), role(min(threadIdx.x / 32 / Shape::kWarps, 2)) {
+      : Base(params.in, number),
+        p(params),
+        workspace(to),
+        role(min(threadIdx.x / 32 / Shape::kWarps, int{kProducerRole})) {
     warp %= Shape::kWarps;
   }
 
   // Copies inputs of chunk `number` and of chunk number - 1, the next one of this scan. One of the two may not exist.
   __device__ __forceinline__ void load(Stage& to, int64_t number, int64_t count) const {
     if (number < count) {
-      const DeltaTerms& from = space.terms[this->index(number)];
+      const DeltaTerms& from = workspace.terms[this->index(number)];
       this->copy_keys(to.k, in.k, in.k_strides, this->chunk(number));
       this->copy_bytes(&to.terms.z, &from.z, sizeof(from.z));
       this->copy_bytes(&to.terms.read, &from.read, sizeof(from.read) + sizeof(from.beta));
@@ -68,7 +72,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     }
     if (number > 0) {
       const DeltaChunk next = this->chunk(number - 1);
-      const DeltaTerms& from = space.terms[this->index(number - 1)];
+      const DeltaTerms& from = workspace.terms[this->index(number - 1)];
       const int64_t heads = in.num_value_heads, values = in.value_dim;
       this->copy_keys(to.q, in.q, in.q_strides, next);
       this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, next);
@@ -124,8 +128,9 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   // Stores D and dy of a chunk, through this warp's part of a tile.
   __device__ __forceinline__ void finish(Stage& stage, const Exchange& exchange, int64_t number) const {
     const int64_t strip = this->column() / 16;
-    char* const grads = space.grads + this->index(number) * space.state_bytes + strip * sizeof(exchange.state[0]);
-    if (strip < space.strips) {
+    char* const grads =
+        workspace.grads + this->index(number) * workspace.state_bytes + strip * sizeof(exchange.state[0]);
+    if (strip < workspace.strips) {
 #pragma unroll
       for (int i = 0; i < Shape::kKeys / 16; ++i) {
         uint32_t words[4];
@@ -147,15 +152,15 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   }
 };
 
-// Chunk i is the i-th from the end. In step i, role 0 advances D over chunk i, role 1 prepares chunk i + 1 and stores
-// chunk i - 1, and the producers copy the inputs of step i + 2.
+// Chunk i is the i-th from the end. In step i, kStateRole advances D over chunk i, kTermRole prepares chunk i + 1 and
+// stores chunk i - 1, and the producers copy the inputs of step i + 2.
 template <typename Shape>
 __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& scan,
                                                DeltaSplitBackwardShared<Shape>& shared) {
   const DeltaRuleBackwardParams& p = scan.p;
   const int count = static_cast<int>(scan.num_chunks());
   const auto stage = [&](int i) -> auto& { return shared.stages[(i + 1) % shared.kStages]; };
-  if (scan.role == 2) {
+  if (scan.role == scan.kProducerRole) {
     const auto load = [&](int i) {
       if (i < count) scan.load(stage(i), count - 1 - i, count);
       ptx::cp_async_commit();
@@ -166,7 +171,7 @@ __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& 
       __syncthreads();
       load(i + 2);
     }
-  } else if (scan.role == 1) {
+  } else if (scan.role == scan.kTermRole) {
     for (int i = -1; i <= count; ++i) {
       __syncthreads();
       if (i + 1 < count) scan.prepare(stage(i), shared.exchange[(i + 1) % 2]);
@@ -206,13 +211,13 @@ __global__ void __launch_bounds__(Scans::kThreads, 1)
   using Recompute = typename Scans::Recompute;
   using Backward = typename Scans::Backward;
   wait_for_inputs();
-  const DeltaBackwardWorkspace space(p.in, Recompute::kKeys, chunks, p.workspace);
+  const DeltaBackwardWorkspace workspace(p.in, Recompute::kKeys, chunks, p.workspace);
   const uint32_t scans = gridDim.x / 2;
   if (blockIdx.x < scans) {
-    const DeltaSplitBackward<Backward> backward(p, space, blockIdx.x);
+    const DeltaSplitBackward<Backward> backward(p, workspace, blockIdx.x);
     split_backward(backward, *reinterpret_cast<DeltaSplitBackwardShared<Backward>*>(memory));
   } else if (threadIdx.x < Recompute::kThreads) {  // barriers do not wait for exited threads
-    recompute_chunks<Recompute>(p, space, memory, blockIdx.x - scans);
+    recompute_chunks<Recompute>(p, workspace, memory, blockIdx.x - scans);
   }
 }
 

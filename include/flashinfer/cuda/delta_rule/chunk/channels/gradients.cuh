@@ -20,7 +20,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
   static constexpr int kTasks = kBlocks * kKeys / kThreads;  // per thread: one channel of 16 rows
   using Base::Base;
-  using Base::in, Base::p, Base::shared, Base::space, Base::thread, Base::grid;
+  using Base::in, Base::p, Base::shared, Base::workspace, Base::thread, Base::grid;
 
   // Multiplies rows by the decays of their blocks, and computes the decay of each block.
   __device__ __forceinline__ void scale_rows(const Cursor& at) const {
@@ -93,7 +93,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   }
   // Adds the value heads of a group through gmem. For every value head, the same thread adds an element.
   __device__ __forceinline__ void add_members(const Cursor& at) const {
-    float* sums = space.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
+    float* sums = workspace.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4
     for (int row = thread / kKeys; row < kDeltaChunk; row += kThreads / kKeys) {
       float &dq = shared.queries[row][channel()], &dk = shared.read[row][channel()];
@@ -208,8 +208,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
   static_assert(sizeof(shared) <= 163 * 1024, "fits the smem of 8.0");
   wait_for_inputs();
   if (threadIdx.x == 0) {  // equal in all threads
-    shared.space = DeltaBackwardWorkspace(p.in, Shape::kKeys, chunks, p.workspace);
-    shared.grid = GradientGrid(p.in, chunks, shared.space.strips / DeltaGradientStage<Shape>::kStrips);
+    shared.workspace = DeltaBackwardWorkspace(p.in, Shape::kKeys, chunks, p.workspace);
+    shared.grid = GradientGrid(p.in, chunks, shared.workspace.strips / DeltaGradientStage<Shape>::kStrips);
   }
   __syncthreads();
   const GradientGrid& grid = shared.grid;

@@ -44,7 +44,7 @@ struct DeltaChannelGradientsShared {
   float written[kBlocks][kKeys];  // <k, u D'> with the decays from the row to the end of the block
   float product[kParts][kKeys];   // <D, S>
   float after[kBlocks][kKeys];    // part of dg that a block adds to all earlier rows
-  DeltaBackwardWorkspace space;
+  DeltaBackwardWorkspace workspace;
   GradientGrid grid;
 };
 
@@ -60,19 +60,19 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
   using Cursor = GradientCursor;
   static constexpr int kKeys = Shape::kKeys, kThreads = Shape::kThreads, kBlocks = Shared::kBlocks;
   using Base::half, Base::lane, Base::row, Base::rows, Base::thread;
-  using Base::p, Base::in, Base::grid, Base::space, Base::pair_of;
+  using Base::p, Base::in, Base::grid, Base::workspace, Base::pair_of;
 
   Shared& shared;
 
   __device__ __forceinline__ DeltaChannelProducts(const DeltaRuleBackwardParams& params, Shared& memory)
-      : Base(params, memory.grid, memory.space), shared(memory) {}
+      : Base(params, memory.grid, memory.workspace), shared(memory) {}
 
   // Issue copies: load_keys() of q and k, load_factors() of a value head's factors.
   __device__ __forceinline__ void load_keys(const Cursor& at) const {
     copy_keys(shared.k, in.k, in.k_strides, at), copy_keys(shared.q, in.q, in.q_strides, at);
   }
   __device__ __forceinline__ void load_factors(const Cursor& at) const {
-    const auto& terms = static_cast<const DeltaChannelTerms<kKeys>*>(space.terms)[at.index(in, grid)];
+    const auto& terms = static_cast<const DeltaChannelTerms<kKeys>*>(workspace.terms)[at.index(in, grid)];
     const auto& factors = static_cast<const DeltaGradientFactors&>(terms);
     if (thread < sizeof(factors) / 16)
       ptx::cp_async_16(ptx::shared_address(&shared.factors) + thread * 16,

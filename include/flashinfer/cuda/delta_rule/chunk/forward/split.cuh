@@ -33,7 +33,8 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
   using Exchange = decltype(DeltaSplitShared<Shape>::exchange[0]);
   using Base::kSteps, Base::lane, Base::warp;
 
-  const int role;  // 0: states, 1: outputs, 2: producer
+  enum Role { kStateRole, kOutputRole, kProducerRole };
+  const int role;
 
   __device__ __forceinline__ explicit DeltaSplit(const DeltaRuleParams& params)
       : Base(params), role(threadIdx.x / 32 / Shape::kWarps) {
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const Delt
   wait_for_inputs();
   const DeltaSplit<Shape> split(p);
   const int64_t count = split.num_chunks();
-  if (split.role == 2) {
+  if (split.role == split.kProducerRole) {
     const auto load = [&](int64_t i) {
       if (i < count) split.load(shared.stages[i % Shape::kStages], i);
       ptx::cp_async_commit();
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const Delt
       __syncthreads();
       load(i + 2);
     }
-  } else if (split.role == 1) {
+  } else if (split.role == split.kOutputRole) {
     __syncthreads();
     for (int64_t i = 0; i < count; ++i) {
       __syncthreads();  // the state and u of chunk i are in smem

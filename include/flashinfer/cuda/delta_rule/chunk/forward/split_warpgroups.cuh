@@ -39,7 +39,8 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   using Tile = ChunkedTile<kDeltaChunk>;
   using Base::kSteps, Base::lane, Base::warp;
 
-  const int role;  // 0: states, 1: outputs, 2: producer
+  enum Role { kStateRole, kOutputRole, kProducerRole };
+  const int role;
 
   __device__ __forceinline__ DeltaSplitWarpgroups(const DeltaRuleParams& params, uint32_t block)
       : Base(params, block), role(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)) {
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     ptx::fence_proxy_async();
     __syncthreads();
     const int count = static_cast<int>(split.num_chunks());
-    if (split.role == 2) {
+    if (split.role == split.kProducerRole) {
       for (int i = 0; i < count; ++i) {
         ready.wait(split, i, count);
         ring.wait_empty(i);
@@ -216,7 +217,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         ptx::mbarrier_arrive_after_cp_async(ring.full(i));
       }
       ptx::cp_async_wait<0>();
-    } else if (split.role == 1) {
+    } else if (split.role == split.kOutputRole) {
       for (int i = 0; i < count; ++i) {
         auto& stage = shared.stages[i % kStages];
         ring.wait_full(i);
