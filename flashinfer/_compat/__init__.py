@@ -1,4 +1,8 @@
-"""Addresses that exist only because FlashInfer or a serving engine has them."""
+"""Names and interfaces that exist only because FlashInfer or a serving engine has them.
+
+The modules of the package with these names only import from here: ``flashinfer.kda`` has the functions of
+``flashinfer._compat.kda``.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LAYERS = {
     "jit/cluster": {"ground", "jit", "jit/machine", "jit/worker"},
     "jit/modules": {"ground", "jit", "jit/machine"},
     "_ops": {"ground", "jit"},
-    "_compat": {"ground", "_ops"},
+    "_compat": {"ground", "_ops", ""},
     "_attention": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_compat", ""},
     "": {"ground", "jit", "jit/machine", "jit/modules", "_ops", "_attention", "_compat"},
     "integrations": {"ground", "jit", "jit/modules", "", "_ops", "_attention"},
@@ -125,6 +125,17 @@ def test_imports_have_no_cycle():
 
     for name in graph:
         visit(name, ())
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "_compat").glob("*.py")), ids=name_of)
+def test_a_public_name_of_the_shelf_is_an_address(path):
+    """Modules of public names import from ``_compat`` and define nothing, so that a call has one path."""
+    for address in (PACKAGE / path.name, PACKAGE / "gdn_kernels" / path.name):
+        if path.stem == "__init__" or not address.is_file():
+            continue
+        kinds = [type(node) for node in ast.parse(address.read_text()).body]
+        assert kinds == [ast.Expr, ast.ImportFrom, ast.ImportFrom, ast.Assign], address.name
+        assert imported(address) == {name_of(path)}
 
 
 def test_imports_anywhere_in_a_file_are_found(tmp_path):
