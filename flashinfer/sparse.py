@@ -7,7 +7,6 @@ Output and lse equal those of dense attention with a mask outside the blocks.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partialmethod
 
 import torch
@@ -316,7 +315,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
             own = (indices - head_start[head, 0].repeat_interleave(lens)).split(pages.tolist())
             positions = [(one[:, None] * page + torch.arange(page, device="cpu")).flatten() for one in own]
             custom = causal_mask(row_sizes.flatten().tolist(), first.tolist(), positions)
-        shape = replace(shape, num_qo_heads=num_qo_heads // num_kv_heads, num_kv_heads=1)
+        shape = shape._replace(num_qo_heads=num_qo_heads // num_kv_heads, num_kv_heads=1)
         options = (logits_soft_cap, sm_scale, rope_scale, rope_theta)
         self._plan_rows(tables, batch, shape, page, custom, None, bool(causal) and custom is None, options)
         self._wanted = ((num_qo_heads, qo_len, head_dim), (num_kv_heads, kv_len, head_dim))

@@ -101,16 +101,16 @@ class EngineContract:
         return None if custom is None else custom.namespace
 
     def _say_options(self, planned: Plan) -> None:
-        logits = planned.logits
+        logits = planned.options.logits
         self._window_left, self._logits_soft_cap, self._sm_scale = logits[1:4]
         self._rope_scale, self._rope_theta = logits[4:]
         self._pos_encoding_mode, self._causal = _MODES[logits.pos_encoding_mode], planned.options.causal == CAUSAL
 
     def _say_plan(self, planned: Plan) -> None:
         self._plan_info = list(self._scheduler.header)
-        if planned.batch.kv_indices is not None:
-            self._paged_kv_indptr_buf = planned.batch.kv_indptr
-            self._paged_kv_indices_buf = planned.batch.kv_indices
+        batch = planned.requests.batch
+        if batch.kv_indices is not None:
+            self._paged_kv_indptr_buf, self._paged_kv_indices_buf = batch.kv_indptr, batch.kv_indices
         if self._cached_module is None:
             self._cached_module = CachedModule(self)
 
@@ -285,8 +285,10 @@ def fast_decode_plan(
     if page_size == 1 and last_page_len.device.type != "cpu":
         last_page_len = torch.ones(len(last_page_len), dtype=torch.int32, device="cpu")
     planned, o_data_type = self._planned, None
-    if planned is not None and planned.shape.dtype_q == canonicalize_torch_dtype(q_data_type or data_type or "float16"):
-        o_data_type = planned.shape.dtype_o
+    if planned is not None:
+        shape, dtype = planned.shape, q_data_type or data_type or "float16"
+        if shape.dtype_q == (dtype if type(dtype) is torch.dtype else canonicalize_torch_dtype(dtype)):
+            o_data_type = shape.dtype_o
     # An engine may install this function as the instance's own plan().
     type(self).plan(
         self, near, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,

@@ -7,8 +7,8 @@ tables that kernels read follow the lists, so that one copy brings both.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,17 +19,18 @@ from .._ops.numbers import check_multiple, check_range, positive
 from .._ops.tensors import check_device, check_tensor
 from .scales import output_dtype
 from .signature import HostTables, Problem
+from .tables import Tables
 
 INT_WORKSPACE = 8 << 20  # bytes
 _CAPTURED = " as in the first plan of this wrapper, whose sizes a captured CUDA graph has"
 MAX_CACHED_PROBLEMS = 256  # a wrapper has few kinds of plans
 _HEADER = 16
+_Header = ctypes.c_int32 * _HEADER
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
 _GOOD, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """The part of a batch that does not change with its lengths."""
 
     num_qo_heads: int
@@ -103,16 +104,15 @@ class Made(NamedTuple):
     bounds: Bounds | None
     tables_at: int  # place of kv_indptr and kv_indices after the lists, 0 without them
     end: int  # elements in use
+    extent: list[int]  # end and start of queries, pages or rows of keys, the first and last offset of keys
 
     @property
     def kv_lens(self) -> torch.Tensor:
         """Return the lengths of keys, on the host."""
         return self.host[_HEADER + self.batch_size : _HEADER + 2 * self.batch_size]
 
-    @property
-    def extent(self) -> tuple[int, ...]:
-        """Return end and start of queries, pages or rows of keys, and the first and last offset of keys."""
-        return tuple(self.header[_ROWS : _KV_END + 1])
+
+_BOUNDED = ("max_items", "max_merges", "tile_rows")  # numbers of a problem that a captured graph fixes
 
 
 class Bounds(NamedTuple):
@@ -134,7 +134,7 @@ class Scheduler:
         self.split = True  # False: no request's keys are split
         self._guess = 1 << 12
         self._fitting: dict[tuple[Any, ...], bool] = {}
-        self._numbers: dict[tuple[Problem, bool], torch.Tensor] = {}
+        self._numbers: dict[tuple[Problem, bool, Bounds | None], torch.Tensor] = {}
         self.reset(float_workspace_buffer, None)
 
     def reset(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None) -> None:
@@ -146,7 +146,8 @@ class Scheduler:
         ints = _bytes(self.op, "int_workspace_buffer", int_workspace_buffer)
         check_device(self.op, "int_workspace_buffer", ints, self.device, " as float_workspace_buffer is")
         self.int_workspace = ints[: ints.numel() // 4 * 4].view(torch.int32)
-        self._room = self.int_workspace.numel()
+        self._room, self._float_bytes = self.int_workspace.numel(), self.float_workspace.numel()
+        self._lists = self.int_workspace  # the view of the last plan's lists
         self.bounds: Bounds | None = None
         self.header: list[int] = []  # of the last plan
         self.device_index = self.device.index or 0
@@ -162,7 +163,7 @@ class Scheduler:
 
         Args:
             plan: the operator: (buffer, numbers, tables ...).
-            problem: numbers of the batch; bounds of captured graphs are added.
+            problem: numbers of the batch without bounds of captured graphs.
             tables: tables on the host.
             fixed: numbers that plans of one captured graph have in common, by default the problem's.
 
@@ -176,14 +177,11 @@ class Scheduler:
             bounds = self._bounds_for(plan, problem, tables, problem.fixed if fixed is None else fixed)
             if bounds is None:
                 return None
-            problem = problem._replace(
-                max_items=bounds.max_items, max_merges=bounds.max_merges, tile_rows=bounds.tile_rows
-            )
         offsets, size = tables.kv_indptr, self._guess
         with_tables = offsets is not None and not self.use_cuda_graph
         while True:
             host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=self._pin)
-            header = self._call(plan, host, problem, tables, with_tables)
+            header = self._call(plan, host, problem, tables, with_tables, bounds)
             if not header[_GOOD]:
                 return None
             end, tables_at = header[_NEEDED], 0
@@ -198,15 +196,31 @@ class Scheduler:
         self._guess = max(end * 5 // 4, 1 << 12)
         lens = tables.kv_lens if offsets is None else offsets
         assert lens is not None
-        return Made(host, header, problem, lens.numel() - (offsets is not None), bounds, tables_at, end)
+        batch_size, extent = lens.numel() - (offsets is not None), header[_ROWS : _KV_END + 1]
+        return Made(host, header, problem, batch_size, bounds, tables_at, end, extent)
 
-    def tables(self, made: Made) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``kv_indptr`` and ``kv_indices`` on the device, where :meth:`write` copies them.
+    def key_tables(
+        self,
+        made: Made,
+        tables: Tables,
+        names: tuple[str, str],
+        given: tuple[torch.Tensor, torch.Tensor | None],
+        buffers: Sequence[torch.Tensor | None],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return ``kv_indptr`` and the used ``kv_indices`` where kernels read them.
 
-        The latter is empty if they were not on the host.
+        :meth:`write` copies tables that follow the lists. ``tables`` copies the others, later to buffers of captured graphs.
+        ``names``, ``given`` and ``buffers`` are the caller's, each for both tables.
         """
-        end = made.tables_at + made.batch_size + 1
-        return self.int_workspace[made.tables_at : end], self.int_workspace[_aligned(end) : made.end]
+        indptr, indices = given
+        if made.tables_at:
+            end = made.tables_at + made.batch_size + 1
+            indptr = self.int_workspace[made.tables_at : end]
+            if indices is not None and indices.is_cpu:
+                return indptr, self.int_workspace[_aligned(end) : made.end]
+        else:
+            indptr = tables.take(names[0], buffers[0], indptr)
+        return indptr, None if indices is None else tables.take(names[1], buffers[1], indices, made.extent[-1])
 
     def write(self, made: Made) -> Lists:
         """Copy a plan to the device, over the last one.
@@ -220,10 +234,13 @@ class Scheduler:
             sizes = (header[_ITEMS], header[_MERGES], header[_SLOTS], header[_TILE_ROWS], header[_SLOT_ROWS])
         else:
             sizes = (bounds.max_items, bounds.max_merges, bounds.max_slots, bounds.tile_rows, bounds.tile_rows)
-        self._check_room(made.problem, header, needed, sizes)
-        self.int_workspace[: made.end].copy_(made.host[: made.end], non_blocking=True)
+        self._check_room(made, sizes)
+        lists, end = self._lists, made.end
+        if lists.numel() != needed:
+            lists = self._lists = self.int_workspace[:needed]
+        (lists if end == needed else self.int_workspace[:end]).copy_(made.host[:end], non_blocking=True)
         self.bounds, self.header = bounds, header
-        return Lists(self.int_workspace[:needed], self.float_workspace, made.batch_size, *sizes)
+        return Lists(lists, self.float_workspace, made.batch_size, *sizes)
 
     def kv_lens_of(self, lists: Lists) -> torch.Tensor:
         """Return the lengths of keys in a plan's lists, ``[batch_size]``."""
@@ -251,19 +268,21 @@ class Scheduler:
         problem: Problem,
         tables: HostTables,
         with_tables: bool = False,
+        bounds: Bounds | None = None,
     ) -> list[int]:
-        numbers = self._numbers.get((problem, with_tables))
+        numbers = self._numbers.get((problem, with_tables, bounds))
         if numbers is None:
             if len(self._numbers) >= MAX_CACHED_PROBLEMS:
                 self._numbers.clear()
-            numbers = problem._replace(with_tables=int(with_tables)).tensor()
-            self._numbers[problem, with_tables] = numbers
+            sizes = {} if bounds is None else {name: getattr(bounds, name) for name in _BOUNDED}
+            numbers = problem._replace(with_tables=int(with_tables), **sizes).tensor()
+            self._numbers[problem, with_tables, bounds] = numbers
         try:
             plan(buffer, numbers, *tables)
         except RuntimeError as err:
             arguments = (buffer, numbers, *tables)
             raise_from_module(self.op, [""] * len(arguments), arguments, err)
-        return buffer[:_HEADER].tolist()
+        return _Header.from_address(buffer.data_ptr())[:]  # 1 us less than torch's tolist()
 
     def _bounds_for(
         self, plan: Callable[..., None], problem: Problem, tables: HostTables, fixed: tuple[int, ...]
@@ -272,8 +291,9 @@ class Scheduler:
         bounds = self.bounds
         if bounds is not None and bounds.fixed == fixed:
             queries = tables.qo_indptr
-            count = bounds.num_queries if queries is None or queries.numel() == 0 else int(queries[-1])
-            check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
+            if queries is not None and queries.numel():
+                count = int(queries[-1])
+                check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
             return bounds
         header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem, tables)
         if not header[_GOOD]:
@@ -281,16 +301,16 @@ class Scheduler:
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
         return Bounds(fixed, header[_ROWS], *sizes)
 
-    def _check_room(self, problem: Problem, header: Sequence[int], needed: int, sizes: tuple[int, ...]) -> None:
+    def _check_room(self, made: Made, sizes: tuple[int, ...]) -> None:
         _, _, max_slots, _, slot_rows = sizes
-        name, slots = "float_workspace_buffer", header[_SLOTS]
+        name, slots, problem = "float_workspace_buffer", made.header[_SLOTS], made.problem
         if slots > max_slots:
             check_range(self.op, name, slots, most=max_slots, unit="partial results", why=_CAPTURED)
         # The output's columns, m and l of each partial result are float32.
         room = 4 * max_slots * problem.num_kv_heads * slot_rows * (problem.head_dim_vo + 2)
         for name, got, wanted in (
-            ("int_workspace_buffer", 4 * self._room, 4 * needed),
-            ("float_workspace_buffer", self.float_workspace.numel(), room),
+            ("int_workspace_buffer", 4 * self._room, 4 * made.header[_NEEDED]),
+            ("float_workspace_buffer", self._float_bytes, room),
         ):
             if got < wanted:
                 why = ": pass a larger one to reset_workspace_buffer()"

@@ -92,7 +92,8 @@ class Plan(NamedTuple):
     operators: Operators
     setting: Setting
     parameters: Parameters | tuple[()]  # empty for a custom variant: run() passes them
-    sizes: torch.Tensor  # for graphs: rows, kv_rows, kernels, sizes of the setting, window_left
+    numbers: tuple[int, ...]  # rows, kv_rows, kernels, sizes of the setting, window_left
+    sizes: torch.Tensor  # the numbers for graphs
     bound: Bound | None  # for eager calls
 
     @property
@@ -116,25 +117,31 @@ def make_plan(
     """Join lists of work with the options of a plan.
 
     Args:
-        former: the last plan with these options. Its bound calls are reused if only tables differ.
+        former: the last plan with these options. Its bound calls are reused if only tables differ. Plans of a captured
+            graph usually differ only in the values of tables, whose addresses and sizes stay.
         graph_rows: queries of the captured graph that serves all plans, or ``None`` without a graph.
         more_rows: queries may be more than were planned.
     """
     batch, shape, masks, logits = requests.batch, requests.shape, requests.masks, options.logits
+    rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
+    window = max(logits.window_left, -1) + 1
+    kernels = NUMBERS_OF_KERNELS.get(operators.kernels, 0)
+    numbers = (rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window)
+    same_calls = former is not None and _same_calls(former, requests, operators)
+    sizes = former.sizes if former is not None and former.numbers == numbers else as_shape(numbers)
+    if former is not None and same_calls and _same_memory(former, requests, lists) and former.numbers == numbers:
+        return Plan(
+            requests, lists, extent, options, operators, former.setting, former.parameters, numbers, sizes, former.bound
+        )
     setting = Setting(
         batch.kv_indptr, batch.kv_indices, *lists, masks.packed, masks.indptr, masks.prefix_len, masks.token_pos_in_items,
         masks.token_pos_in_items_len, requests.kv_layout, requests.mask_mode(options), logits.window_left, 1.0,
         logits.rope_scale, logits.rope_theta, operators.variant,
     )  # fmt: skip
-    same_calls = former is not None and _same_calls(former, requests, operators)
     if former is not None and same_calls:
         parameters = former.parameters
     else:
         parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
-    rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
-    window = max(logits.window_left, -1) + 1
-    kernels = NUMBERS_OF_KERNELS.get(operators.kernels, 0)
-    sizes = as_shape((rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window))
     bound = None
     if isinstance(parameters, Parameters) and requests.given is None and not operators.profiler:
         if former is not None and former.bound is not None and same_calls:
@@ -144,7 +151,7 @@ def make_plan(
             bound = bind_plan(
                 operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, setting, parameters
             )
-    return Plan(requests, lists, extent, options, operators, setting, parameters, sizes, bound)
+    return Plan(requests, lists, extent, options, operators, setting, parameters, numbers, sizes, bound)
 
 
 def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
@@ -152,10 +159,24 @@ def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
     before = former.requests
     return (
         former.operators is operators
-        and (before.shape is requests.shape or before.shape == requests.shape)
+        and before.shape == requests.shape
         and before.page_size == requests.page_size
         and before.masks is NO_MASKS
         and requests.masks is NO_MASKS
+    )
+
+
+def _same_memory(former: Plan, requests: Requests, lists: Lists) -> bool:
+    """Return whether a plan overwrote the lists and the tables of another plan, so that bound calls already read it."""
+    batch, before = requests.batch, former.requests.batch
+    return (
+        lists.plan is former.lists.plan
+        and lists.float_workspace is former.lists.float_workspace
+        and batch.kv_indptr is before.kv_indptr
+        and batch.kv_indices is before.kv_indices
+        and batch.rows == before.rows
+        and batch.kv_rows == before.kv_rows
+        and requests.given is former.requests.given
     )
 
 

@@ -18,11 +18,11 @@ from .engines import EngineContract
 from .events import Events
 from .kernels import FEW_ROWS, Wanted, choose
 from .lists import Made, Shape
-from .masks import NO_MASKS, MaskTensors, masks_of
+from .masks import NO_MASK_REQUEST, NO_MASKS, MaskTensors, masks_of
 from .operators import Operators, builtin_operators, named
 from .plan import Cut, Extent, Options, Plan, Requests, make_plan
-from .request import PlanRequest, bad_tables, near_tables, take_tables
-from .signature import HostTables
+from .request import PlanRequest, bad_tables, key_tables, near_tables
+from .signature import HostTables, Problem
 from .streams import LastRun
 from .tables import Batch, Tables, refuse_graph
 
@@ -52,17 +52,20 @@ class Planner(EngineContract):
         self._former: dict[Options, Plan] = {}  # the last plan per options. The next one reuses its bound calls.
         self._bound: Bound | None = None  # bound calls of the plan, for eager mode
         self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
-        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str, int]] | None = None
+        # Kernels and numbers of the last plan, by what they follow from. The next plan usually has the same.
+        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str, int], Operators | None] | None = None
+        self._problem: tuple[tuple[Any, ...], Problem] | None = None
 
     def _compile(self, request: PlanRequest) -> None:
         """Make the plan of a request. Write the caller's buffers last, after every possible error."""
         kind, given = request.kind, request.tables
         near, prefix_len = near_tables(request)
-        mode = request.masks.mode
+        mode = None if request.masks is NO_MASK_REQUEST else request.masks.mode
         options, shape, queries = kind.options, kind.shape, near.qo_indptr
         mean = 1.0
         if queries is not None and (count := queries.numel() - 1) > 0:
-            mean = (int(queries[-1]) - int(queries[0])) / count
+            first, end = queries[::count].tolist()
+            mean = (end - first) / count
         extent = Extent(
             (options.causal if mode is None else mode) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1)
         )
@@ -76,14 +79,7 @@ class Planner(EngineContract):
         if self._q_len_per_req > 1:
             check_kv_lens(request.op, self._q_len_per_req, made.kv_lens)
         tables = Tables(request.op, self.device, request.non_blocking)
-        kv_indices: torch.Tensor | None
-        if made.tables_at:
-            kv_indptr, kv_indices = self._scheduler.tables(made)
-            if near.kv_indices is None:
-                pages = given.kv_indices
-                kv_indices = None if pages is None else tables.take(request.names[1], None, pages[:kv_end])
-        else:
-            kv_indptr, kv_indices = take_tables(tables, request, kv_end)
+        kv_indptr, kv_indices = key_tables(self._scheduler, made, tables, request)
         if queries is not None:
             queries = queries.clone()  # gradients read the table later: the caller may change it
         batch = Batch(rows, queries, made.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
@@ -132,11 +128,13 @@ class Planner(EngineContract):
             self._scheduler.bounds = None  # they belong to other kernels
         # Rows of a tile must not depend on the batch. Other kernels choose them, or have one size only.
         is_fixed = cut.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
-        problem = shape.problem(
-            int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
-            FIXED_TILE_ROWS if is_fixed else 0, int(cut.split), cut.kv_chunk, operators.variant, page_size,
-        )  # fmt: skip
-        return self._scheduler.make(operators.plan, problem, near)
+        key = (shape, extent, cut, page_size, operators.variant, is_fixed, self._scheduler.device_index)
+        if self._problem is None or self._problem[0] != key:
+            self._problem = key, shape.problem(
+                int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
+                FIXED_TILE_ROWS if is_fixed else 0, int(cut.split), cut.kv_chunk, operators.variant, page_size,
+            )  # fmt: skip
+        return self._scheduler.make(operators.plan, self._problem[1], near)
 
     def _write(self, made: Made, requests: Requests, options: Options, extent: Extent, operators: Operators) -> Plan:
         """Copy lists to the device. Wait for the runs of the last plan, whose lists are overwritten."""
@@ -185,19 +183,20 @@ class Planner(EngineContract):
         """Return the operators of a plan. ``mode``: mask mode other than causal. ``mean``: mean queries of a request."""
         logits, group = options.logits, shape.num_qo_heads // shape.num_kv_heads
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
-        backend = "fa2" if cut.is_fixed and self._backend == "auto" else self._backend
-        rows = int(mean * group)
-        key = (shape, options, mode, rows <= FEW_ROWS, backend)
+        rows, events = int(mean * group), self._events
+        planned, bounds = self._planned, self._scheduler.bounds
+        key = (shape, options, mode, rows <= FEW_ROWS, cut, self._backend, events.wanted, events.attached is None)
         if self._chosen is None or self._chosen[0] != key:
             wanted = Wanted(
                 self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
                 options.causal if mode is None else mode, group,
             )  # fmt: skip
-            self._chosen = key, (wanted, self._kernels(backend, wanted, rows), variant_of(logits))
-        wanted, kernels, variant = self._chosen[1]
-        if self._custom is not None:
-            return self._custom
-        planned, bounds = self._planned, self._scheduler.bounds
+            backend = "fa2" if cut.is_fixed and self._backend == "auto" else self._backend
+            self._chosen = key, (wanted, self._kernels(backend, wanted, rows), variant_of(logits)), self._custom
+        _, chosen, operators = self._chosen
+        if operators is not None and (bounds is None or planned is None or planned.operators is operators):
+            return operators
+        wanted, kernels, variant = chosen
         if bounds is not None and planned is not None and bounds.fixed == shape.problem().fixed:
             # Kernels of a captured graph also serve later plans, if they can.
             if wanted.why_not(planned.operators.kernels) is None:
@@ -205,11 +204,13 @@ class Planner(EngineContract):
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None
         try:
-            events = self._events
             select = builtin_operators if not events.wanted and events.attached is None else events.operators
-            return select(self._family, self.device.type, dtypes, head_dims, variant, kernels)
+            operators = select(self._family, self.device.type, dtypes, head_dims, variant, kernels)
         except ValueError as err:
             raise named(f"{self._name}.plan", err) from None
+        if kernels == chosen[1]:
+            self._chosen = key, chosen, operators
+        return operators
 
     def _kernels(self, backend: str, wanted: Wanted, rows: int) -> str:
         """Return the kernels of a plan, ``""`` for a custom variant."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partialmethod
 from typing import Any
 
@@ -113,7 +112,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         # No kernel has float64, which is there to check gradients in: planned like float32, run by differentiable().
         is_wide = shape.dtype_q is torch.float64 and shape.dtype_kv is shape.dtype_o is torch.float64
         if is_wide and self.device.type == "cpu" and self._custom is None:
-            narrow = replace(shape, dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
+            narrow = shape._replace(dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
             kind, run_shape = kind._replace(shape=narrow), shape
         names, buffers = ("kv_indptr", "", ""), (self._qo_indptr_buf, self._kv_indptr_buf, None, None)
         tables = HostTables(queries, None, keys)

@@ -5,8 +5,9 @@ Numbers, modes and dtypes are the same from plan to plan. They are checked once 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
@@ -14,14 +15,26 @@ from .._ops.indices import check_offsets
 from .._ops.numbers import positive
 from .accepted import cut_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
-from .lists import Shape
-from .masks import MaskRequest
+from .lists import Made, Scheduler, Shape
+from .masks import NO_MASK_REQUEST, MaskRequest
 from .plan import Cut, Options
 from .signature import HostTables
 from .tables import Tables, check_batch_size, check_pages, on_host, refuse_graph
 
 # Types of arguments that are cached by value. The value of a tensor may change.
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype})
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+T = TypeVar("T")
+
+
+def cached_by_value(parse: Callable[..., T]) -> Callable[..., T]:
+    """Cache the result of checks, which plans repeat with the same arguments. Errors are raised again."""
+    cached = lru_cache(maxsize=256, typed=True)(parse)
+
+    def call(*arguments: Any) -> T:
+        refuse_graph()
+        return (cached if _PLAIN.issuperset(map(type, arguments)) else parse)(*arguments)
+
+    return call
 
 
 class PlanKind(NamedTuple):
@@ -46,17 +59,8 @@ class PlanRequest(NamedTuple):
     run_shape: Shape | None = None  # float64 shape of the runs, for gradient checks without a kernel
 
 
-def kind_of(*arguments: Any) -> PlanKind:
-    """Return the checked arguments of a plan; see :func:`_parse` for their order.
-
-    Raises:
-        ValueError, TypeError: an argument that does not fit.
-    """
-    refuse_graph()
-    return _parsed(*arguments) if _PLAIN.issuperset(map(type, arguments)) else _parse(*arguments)
-
-
-def _parse(
+@cached_by_value
+def kind_of(
     op: str,
     num_qo_heads: int,
     num_kv_heads: int,
@@ -77,6 +81,11 @@ def _parse(
     fixed_split_size: int | None,
     disable_split_kv: bool,
 ) -> PlanKind:
+    """Return the checked arguments of a plan.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit.
+    """
     shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type, o_data_type)
     logits = logits_of(
         op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
@@ -86,16 +95,14 @@ def _parse(
     return PlanKind(shape, Options(logits, CAUSAL if causal else NON_CAUSAL), cut, size)
 
 
-_parsed = lru_cache(maxsize=256, typed=True)(_parse)
-
-
 def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
     """Return the tables and ``prefix_len`` of multi-item scoring on the host, after one copy from a device at most."""
     queries, lens, indptr, indices, last = request.tables
-    queries, lens, indptr, last, prefix_len = on_host(queries, lens, indptr, last, request.masks.prefix_len)
+    prefix_len = None if request.masks is NO_MASK_REQUEST else request.masks.prefix_len
+    queries, lens, indptr, last, prefix_len = on_host(queries, lens, indptr, last, prefix_len)
     if indices is not None and not indices.is_cpu:
         indices = None
-    qo_buffer, indptr_buffer, *_ = request.buffers
+    qo_buffer, indptr_buffer, _, _ = request.buffers
     if qo_buffer is not None and queries is not None:
         check_batch_size(request.op, "qo_indptr", queries.numel() - 1, qo_buffer)
     if indptr_buffer is not None and request.kind.page_size is not None:
@@ -103,8 +110,10 @@ def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
     return HostTables(queries, lens, indptr, indices, last), prefix_len
 
 
-def take_tables(tables: Tables, request: PlanRequest, kv_end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Copy tables to the device, later to buffers of captured graphs. Return offsets and indices that kernels read."""
+def key_tables(
+    scheduler: Scheduler, made: Made, tables: Tables, request: PlanRequest
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return offsets and indices that kernels read. Copy all tables to buffers of captured graphs, later."""
     queries, _, indptr, indices, last = request.tables
     qo_buffer, indptr_buffer, indices_buffer, last_buffer = request.buffers
     if qo_buffer is not None and queries is not None:
@@ -112,8 +121,7 @@ def take_tables(tables: Tables, request: PlanRequest, kv_end: int) -> tuple[torc
     if last_buffer is not None and last is not None:
         tables.take(request.names[2], last_buffer, last)
     assert indptr is not None
-    placed = tables.take(request.names[0], indptr_buffer, indptr)
-    return placed, None if indices is None else tables.take(request.names[1], indices_buffer, indices[:kv_end])
+    return scheduler.key_tables(made, tables, request.names[:2], (indptr, indices), (indptr_buffer, indices_buffer))
 
 
 def bad_tables(request: PlanRequest, near: HostTables) -> NoReturn:

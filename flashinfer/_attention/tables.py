@@ -35,7 +35,7 @@ def on_host(*tensors: torch.Tensor | None) -> Sequence[Any]:
         CaptureError: a CUDA graph is being captured. Its replays would not repeat the copies of a plan.
     """
     refuse_graph()
-    if torch.cuda.is_initialized():  # no graph is captured before
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         refuse_capture("plan(): the host would read and write tables", "call it")
     for x in tensors:
         if x is not None and not x.is_cpu:
@@ -64,7 +64,8 @@ def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, f
 def check_batch_size(op: str, name: str, batch_size: int, buffer: torch.Tensor | None) -> None:
     if buffer is not None:
         fixed = buffer.numel() - 1
-        check_range(op, name, batch_size, fixed, fixed, "requests", " as the buffer for CUDA graphs has")
+        if batch_size != fixed:
+            check_range(op, name, batch_size, fixed, fixed, "requests", " as the buffer for CUDA graphs has")
 
 
 def paged_kv_lens(
@@ -86,12 +87,18 @@ class Tables:
         self.op, self.device, self.non_blocking = op, device, non_blocking
         self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def take(self, name: str, buffer: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    def take(self, name: str, buffer: torch.Tensor | None, x: torch.Tensor, used: int | None = None) -> torch.Tensor:
+        """Return the first ``used`` elements of ``x`` where kernels read them, all by default."""
+        count, given = x.numel(), x
+        if used is not None and used < count:
+            count, given = used, x[:used]
         if buffer is None:
-            return x.to(self.device, non_blocking=self.non_blocking, copy=True)
-        check_range(self.op, name, x.numel(), most=buffer.numel(), unit="elements", why=", the size of its buffer")
-        if x.device != buffer.device or x.data_ptr() != buffer.data_ptr():  # engines write into the buffer themselves
-            self.pending.append((buffer[: x.numel()], x))
+            return given.to(self.device, non_blocking=self.non_blocking, copy=True)
+        most = buffer.numel()
+        if count > most:
+            check_range(self.op, name, count, most=most, unit="elements", why=", the size of its buffer")
+        if x.data_ptr() != buffer.data_ptr() or x.device != buffer.device:  # engines write into the buffer themselves
+            self.pending.append((buffer if count == most else buffer[:count], given))
         return buffer
 
     def commit(self) -> None:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 
 from .._attention.kernels import capability
-from .._attention.signature import Problem
 from .._ops.declare import define
 from .._ops.numbers import check_option
 from .._ops.route import without_gradient
@@ -76,11 +75,6 @@ _ARCHS = arch_kernels("mla")
 _OPERATORS = {
     (kernels, profiler): _define(kernels, profiler) for kernels in ("", *_ARCHS) for profiler in (False, True)
 }
-
-
-def problem_of(num_heads: int, head_dim_ckv: int, causal: bool, page_size: int) -> Problem:
-    """Return the numbers of a plan: all heads of a query read one head of keys."""
-    return Problem(num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=int(causal), page_size=page_size)
 
 
 @cache

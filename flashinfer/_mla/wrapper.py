@@ -11,7 +11,8 @@ import torch
 from .._attention.arguments import no_gradient, rows_of
 from .._attention.lists import Scheduler
 from .._attention.plan import refuse_copies
-from .._attention.signature import HostTables
+from .._attention.request import cached_by_value
+from .._attention.signature import HostTables, Problem
 from .._attention.streams import LastRun
 from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_indices, on_host
 from .._ops.arguments import as_planned
@@ -22,7 +23,7 @@ from .._ops.sizes import exceeds
 from .._ops.tensors import check_count, check_device, check_dims, check_tensor, check_vector
 from .._profiler.buffer import Attached, checked_buffer
 from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims
-from .operators import Operators, check_dtype, operators_for, problem_of
+from .operators import Operators, check_dtype, operators_for
 
 MOST_SCALE = 1e30  # a product of two scales is a float32
 
@@ -121,51 +122,42 @@ class MlaWrapper:
             names: the caller's names of the four tables.
             last_page: ``kv_lens`` are the lengths of last pages, and each request has one query.
         """
-        op = f"{self._name}.plan"
-        check_head_dims(*head_dims, f"{op}: ", "head_dim_compressed_kv" if last_page else "head_dim_ckv")
-        dtype, kv_dtype = dtype_of(op, "q_data_type", q_data_type), dtype_of(op, "kv_data_type", kv_data_type)
-        check_dtype(op, self.device, dtype, kv_dtype)
-        for name, number in (("num_heads", num_heads), ("page_size", page_size)):
-            positive(op, name, number)
-        positive_real(op, "sm_scale", sm_scale, MOST_SCALE)
-        given = {
-            name: None if last_page and name == names[0] else index_table(op, name, x)
-            for name, x in zip(names, (qo_indptr, kv_indptr, kv_indices, kv_lens), strict=True)
-        }
-        near_qo, near_kv, near_lens = on_host(*(given[name] for name in (names[0], names[1], names[3])))
-        batch_size = near_lens.numel()
-        near_kv = near_kv[: batch_size + 1]  # callers pass longer tables, as to FlashInfer
-        check_batch_size(op, names[1], batch_size, self._buffers.get(names[1]))
+        op = self._scheduler.op
+        dtype, kv_dtype, problem = kind_of(
+            op, self.device, *head_dims, last_page, num_heads, page_size, causal, sm_scale, q_data_type, kv_data_type
+        )
+        queries = None if last_page else index_table(op, names[0], qo_indptr)
+        indptr, indices = index_table(op, names[1], kv_indptr), index_table(op, names[2], kv_indices)
+        given_lens = index_table(op, names[3], kv_lens)
+        batch_size = given_lens.numel()
+        if indptr.numel() > batch_size + 1:
+            indptr = indptr[: batch_size + 1]  # callers pass longer tables, as to FlashInfer
+        near_qo, near_kv, near_lens = on_host(queries, indptr, given_lens)
+        buffers = [self._buffers.get(name) for name in names]
+        check_batch_size(op, names[1], batch_size, buffers[1])
         profiler = profiler or self._events.attached is not None
         operators = operators_for(op, self.device, self._backend, profiler, (dtype, kv_dtype))
-        indices, indptr = given[names[2]], given[names[1]]
-        assert indices is not None and indptr is not None
         lens = near_lens
         if last_page and near_kv.numel() == batch_size + 1:
             pages = near_kv.diff().long()
             lens = torch.where(pages > 0, (pages - 1) * page_size + near_lens, 0)
             lens = lens.masked_fill_((pages > 0) & (near_lens < 0) | (lens > INT32_MAX), -1).int()
         near = HostTables(near_qo, lens, near_kv, indices if indices.is_cpu else None)
-        problem = problem_of(num_heads, head_dims[0], bool(causal), page_size)
         plan = partial(operators.plan, self._scheduler.float_workspace)
         made = self._scheduler.make(plan, problem, near, fixed=(num_heads, bool(causal)))
         if made is None or indices.numel() < made.extent[-1]:
             _bad_tables(op, names, near_qo, near_kv, near_lens, indices, page_size, last_page)
-        rows, _, num_pages, _, used = made.extent
+        rows, _, num_pages, _, _ = made.extent
         self._last_run.wait(self.device, ())
         tables = Tables(op, self.device, non_blocking=True)
-        if made.tables_at:
-            taken_indptr, taken_indices = self._scheduler.tables(made)
-            if near.kv_indices is None:
-                taken_indices = tables.take(names[2], None, indices[:used])
-        else:
-            given[names[2]], given[names[1]] = indices[:used], indptr[: batch_size + 1]
-            taken = {
-                name: tables.take(name, buffer, x)
-                for name, x in given.items()
-                if x is not None and ((buffer := self._buffers.get(name)) is not None or name in names[1:3])
-            }
-            taken_indptr, taken_indices = taken[names[1]], taken[names[2]]
+        if buffers[0] is not None and queries is not None:
+            tables.take(names[0], buffers[0], queries)
+        if buffers[3] is not None:
+            tables.take(names[3], buffers[3], given_lens)
+        taken_indptr, taken_indices = self._scheduler.key_tables(
+            made, tables, names[1:3], (indptr, indices), buffers[1:3]
+        )
+        assert taken_indices is not None
         lists = self._scheduler.write(made)
         tables.commit()
         sizes = torch.tensor(lists[3:], dtype=torch.int64, device="cpu")
@@ -237,6 +229,36 @@ class MlaWrapper:
         as_planned(op, "ckv_cache", ckv_cache.shape[1], planned.page_size, "slots in a page")
         why = " as the tables of plan() name"
         check_range(op, "ckv_cache", ckv_cache.shape[0], planned.pages, unit="pages", why=why)
+
+
+@cached_by_value
+def kind_of(
+    op: str,
+    device: torch.device,
+    head_dim_ckv: int,
+    head_dim_kpe: int,
+    last_page: bool,
+    num_heads: int,
+    page_size: int,
+    causal: bool,
+    sm_scale: float,
+    q_data_type: torch.dtype | str,
+    kv_data_type: torch.dtype | str,
+) -> tuple[torch.dtype, torch.dtype, Problem]:
+    """Return the checked dtypes and numbers of a plan. All heads of a query read one head of keys.
+
+    Raises:
+        ValueError, TypeError: an argument that does not fit.
+    """
+    check_head_dims(head_dim_ckv, head_dim_kpe, f"{op}: ", "head_dim_compressed_kv" if last_page else "head_dim_ckv")
+    dtype, kv_dtype = dtype_of(op, "q_data_type", q_data_type), dtype_of(op, "kv_data_type", kv_data_type)
+    check_dtype(op, device, dtype, kv_dtype)
+    for name, number in (("num_heads", num_heads), ("page_size", page_size)):
+        positive(op, name, number)
+    positive_real(op, "sm_scale", sm_scale, MOST_SCALE)
+    mask_mode = int(bool(causal))
+    problem = Problem(num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=mask_mode, page_size=page_size)
+    return dtype, kv_dtype, problem
 
 
 def _bad_tables(

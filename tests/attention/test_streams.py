@@ -31,6 +31,7 @@ class Stream:
 def test_a_plan_waits_for_other_streams(monkeypatch):
     device, here, default = torch.device("cuda", 0), Stream(5), Stream(0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: here)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: here.cuda_stream, raising=False)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda _: default)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda number, _: Stream(number))
     runs: Any = [None, Stream(-1), Stream(5), Stream(7), Stream(0)]  # -1: never called
