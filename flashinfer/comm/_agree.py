@@ -26,7 +26,7 @@ class Exchange:
         self._backend = backend
 
     def vote(self, work: Callable[[], T]) -> list[T]:
-        """Do some work on every rank and return the results by rank.
+        """Do some work on every rank and return the results by rank. They must be picklable.
 
         A rank that fails does not leave the others waiting in the next step.
 
@@ -47,6 +47,16 @@ class Exchange:
             if error is not None:
                 raise error
         return [value for value, _ in gathered]
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do some work on every rank and return the result of this rank, which need not be picklable.
+
+        Raises:
+            Exception: the error of the lowest rank that failed, on every rank.
+        """
+        results: list[T] = []
+        self.vote(lambda: results.append(work()))
+        return results[0]
 
     def agree(self, what: str, value: T) -> T:
         """Return a value that is equal on all ranks.

@@ -77,7 +77,7 @@ def share_on_host(count: int, exchange: Exchange) -> SharedMemory:
             os.posix_fallocate(own, 0, count)  # a lack of memory is an error here, not a signal at the first write
             return own
 
-        own = exchange.vote(create)[exchange.rank]
+        own = exchange.run(create)
         views, descriptors = list[Any](), pass_on(own, exchange, undo)
 
         def map_all() -> None:
@@ -133,7 +133,7 @@ def _share_descriptors(count: int, exchange: Exchange, device: int, library: Lib
             library("clear", ctypes.c_int64(addresses[exchange.rank]), number)
             return own.value
 
-        own = exchange.vote(create)[exchange.rank]
+        own = exchange.run(create)
         descriptors = pass_on(own, exchange, temporary)
 
         def open_all() -> None:
@@ -226,7 +226,7 @@ def pass_on(own: int, exchange: Exchange, undo: ExitStack) -> list[int]:
             return found
 
         exchange.vote(send)
-        found = exchange.vote(receive)[exchange.rank]
+        found = exchange.run(receive)
         return [found[rank] for rank in range(exchange.size)]
 
 

@@ -123,7 +123,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         super().__init__(tp_size, tp_rank)
         exchange = Exchange(_backend_of(op, tp_size, comm_backend, group))
         exchange.vote(lambda: _check(op, tp_size, tp_rank, max_token_num, hidden_dim, dtype, exchange))
-        self._device = exchange.vote(lambda: _device_of(device))[exchange.rank]
+        self._device = exchange.run(lambda: _device_of(device))
         exchange.vote(lambda: _check_columns(op, hidden_dim, dtype, self._device))
         row_bytes = hidden_dim * dtype.itemsize
         self._slot_bytes = max_token_num * padded(row_bytes)
@@ -136,7 +136,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         }
         self._timeout = max(exchange.vote(env.COMM_TIMEOUT.get))
         shares = _agree_on_place(op, exchange, self._device, self._slot_bytes)
-        library = exchange.vote(lambda: _load(self._device, dtype, tp_size))[exchange.rank]
+        library = exchange.run(lambda: _load(self._device, dtype, tp_size))
         on_device = torch.cuda.device(self._device) if library is not None else nullcontext()
         with on_device:
             self._allocate(exchange, library, shares)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,7 +35,7 @@ class ThreadBackend(CommBackend):
         return self.meeting.size
 
     def allgather(self, data: Any) -> list[Any]:
-        self.meeting.values[self.rank] = data
+        self.meeting.values[self.rank] = pickle.loads(pickle.dumps(data))  # as between processes
         self.meeting.barrier.wait()
         values = list(self.meeting.values)
         self.meeting.barrier.wait()

@@ -116,16 +116,21 @@ def check_shape(group: Group, parts: list[torch.Tensor]) -> None:
 
 
 def quantised(norm: torch.Tensor, quant: int, scale: float, columns: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the FP8 form of a rounded norm, as bytes, and its scales."""
+    """Return the FP8 form of a rounded norm, as bytes, and its scales.
+
+    Quotients are those of float64, rounded: torch multiplies by a reciprocal where it divides by a number on a GPU.
+    """
     x, scales = norm.float(), None
     if quant == 1:
         x = x * (1 / torch.tensor(scale, device=x.device))
     elif quant == 2:
-        scales = (x.abs().amax(-1, keepdim=True) / 448).clamp(min=2**-9 / 448)
+        scales = (x.abs().amax(-1, keepdim=True).double() / 448).float().clamp(min=2**-9 / 448)
         x = x / scales
     else:
         parts = x.unflatten(-1, (-1, columns))
-        exponents = torch.ceil(torch.log2((parts.abs().amax(-1) / 448).clamp(min=1e-10 / 448).double())).int()
+        exponents = torch.ceil(
+            torch.log2((parts.abs().amax(-1).double() / 448).float().clamp(min=1e-10 / 448).double())
+        ).int()
         x = (parts.double() * torch.exp2(-exponents.double())[..., None]).flatten(-2).float()
         padded = torch.nn.functional.pad(exponents + 127, (0, -exponents.shape[-1] % 4))
         scales = padded.to(torch.uint8).contiguous().view(torch.int32)
@@ -520,5 +525,5 @@ def test_an_input_that_does_not_fit(device, make_group):
 def test_another_device_than_the_workspace():
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    with pytest.raises(ValueError, match="workspace: is on cpu"):
+    with pytest.raises(ValueError, match="input: is on cuda:0, another device than workspace's cpu"):
         allreduce_fusion(torch.ones(2, 8, device="cuda"), one_rank("cpu"), SUM)
