@@ -29,7 +29,7 @@ from ._attention.signature import HostTables
 from ._attention.wrapper import BatchWrapper
 from ._compat import elsewhere
 from ._compat.refused import declare
-from ._ops.arguments import as_planned
+from ._ops.arguments import check_as_planned
 from ._ops.indices import index_table
 from ._ops.numbers import check_option, whole
 from ._ops.tensors import check_dims
@@ -375,7 +375,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         if not (window_left is None and kv_cache_sf is None):
             check_run(f"{self._name}.run", self._window_left, window_left, kv_cache_sf)
         if q_len_per_req is not None:
-            as_planned(f"{self._name}.run", "q_len_per_req", q_len_per_req, self._q_len_per_req)
+            check_as_planned(f"{self._name}.run", "q_len_per_req", q_len_per_req, self._q_len_per_req)
         return self._run_paged(q, paged_kv_cache, args, (q_scale, k_scale, v_scale), out, lse, return_lse, sinks)
 
     run_return_lse = partialmethod(run, return_lse=True)

@@ -44,7 +44,7 @@ from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
 from ._ops.arguments import check_none
 from ._ops.errors import value_error
 from ._ops.scalars import scalar
-from ._ops.tensors import check_form
+from ._ops.tensors import check_metadata
 from .delta_rule_backward import state_dtype
 from .jit.modules.delta_rule import gen_delta_rule_module
 from .jit.spec import BACKENDS
@@ -407,7 +407,7 @@ def delta_rule_step(
     check_bound(name, lower_bound)
     check_floats(name, "state", state)
     if out is not None:
-        check_form(name, "out", out, v.shape, v.device, v.dtype)
+        check_metadata(name, "out", out, v.shape, v.device, v.dtype)
     raw_rows = A_log is not None and g is None and gk is not None
     bias = numbers(name, "dt_bias", dt_bias, torch.float32)
     if bias is not None and raw_rows:

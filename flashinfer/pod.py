@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 
 from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, logits_of
 from ._attention.scales import Scale
-from ._ops.arguments import check_none, check_planned, no_more
+from ._ops.arguments import check_no_extra, check_none, check_planned
 from ._ops.numbers import check_option
 from ._ops.tensors import check_dims
 from .decode import BatchDecodeWithPagedKVCacheWrapper
@@ -171,7 +171,7 @@ class PODWithPagedKVCacheWrapper:
         """
         op = f"{self._name}.run"
         check_planned(op, self._logits)
-        no_more(op, args)
+        check_no_extra(op, args)
         for name, mask in (("custom_mask_d", custom_mask_d), ("packed_custom_mask_d", packed_custom_mask_d)):
             check_none(op, name, mask, "a query of a decode sees all keys")
         if kv_layout_d != "NHD":

@@ -16,7 +16,7 @@ from ._attention.block_sparse import BlockSparse, causal_mask, check_no_position
 from ._attention.lists import Shape
 from ._attention.scales import Scale
 from ._attention.tables import Tables, on_host, paged_batch
-from ._ops.arguments import as_planned
+from ._ops.arguments import check_as_planned
 from ._ops.bind import bind
 from ._ops.indices import check_offsets, index_tables
 from ._ops.numbers import check_multiple, check_range, whole
@@ -211,7 +211,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
         self._planned_or_fail("run")
         for name, x in (("k", k), ("v", v)):
             check_dims(op, name, x, 3)
-            as_planned(op, name, x.shape[0], self._keys, "rows")
+            check_as_planned(op, name, x.shape[0], self._keys, "rows")
         blocks = (self._keys // self._block, self._block)
         k, v = k.unflatten(0, blocks), v.unflatten(0, blocks)
         return self._run_paged(q, (k, v), (), (scale_q, scale_k, scale_v), out, lse, return_lse)

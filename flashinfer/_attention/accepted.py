@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from .._compat.refused import FP4, TRTLLM_GEN, Reason
-from .._ops.arguments import as_planned, check_items
+from .._ops.arguments import check_as_planned, check_items
 from .._ops.numbers import check_option, positive, whole
 from .._ops.tensors import check_count, check_tensor
 from ..errors import UnsupportedError
@@ -47,7 +47,7 @@ def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object
 def check_run(op: str, planned_window: int, window_left: int | None, kv_cache_sf: Any = None) -> None:
     """Check arguments of ``run()`` that must equal the plan's, or that need kernels of other libraries."""
     if window_left is not None:
-        as_planned(op, "window_left", max(whole(op, "window_left", window_left), -1), max(planned_window, -1))
+        check_as_planned(op, "window_left", max(whole(op, "window_left", window_left), -1), max(planned_window, -1))
     _refuse(op, "kv_cache_sf", kv_cache_sf, FP4)
 
 

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._ops.arguments import check_items, check_none
 from .._ops.bind import bind
 from .._ops.numbers import choice, finite, positive_real, whole
-from .._ops.tensors import check_dims, check_form, check_vector
+from .._ops.tensors import check_dims, check_metadata, check_vector
 from ..errors import GradientError
 from ..utils import get_alibi_slopes
 from .operators import number_of_variant
@@ -80,7 +80,7 @@ def check_sinks(op: str, sinks: torch.Tensor, num_qo_heads: int, device: torch.d
         check_none(op, "sinks", sinks, "your own variant of jit_args has its parameters")
     check_vector(op, "sinks", sinks, torch.float32)
     if sinks.shape != (num_qo_heads,) or sinks.device != device:
-        check_form(op, "sinks", sinks, (num_qo_heads,), device, torch.float32)
+        check_metadata(op, "sinks", sinks, (num_qo_heads,), device, torch.float32)
 
 
 class Logits(NamedTuple):

@@ -25,7 +25,7 @@ from ..errors import GradientError
 from ..jit.modules.prefill_backward import MAX_CUDA_HEAD_DIM, gen_prefill_backward_module
 from .arguments import CUSTOM, MULTI_ITEM, Logits, layout_of, rows_of, slopes_of
 from .one_request import attend_one
-from .reference import LOG2E, Problem, attend, gradients, requests_of, rotated, work_dtype
+from .reference import LOG2E, CallOptions, attend, gradients, requests_of, rotated, work_dtype
 from .scales import NO_SCALES, Scale
 
 _PROBLEM = (
@@ -37,7 +37,7 @@ _PROBLEM = (
 KERNEL_SHARED_MEMORY = 145 << 10
 
 
-def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> Problem:
+def _options(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> CallOptions:
     """Return the options of a call.
 
     ``numbers`` on the host replaces the last four, which graphs keep symbolic.
@@ -45,11 +45,11 @@ def _problem(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: A
     if numbers is not None:
         scale, cap, *rope = numbers.tolist()
         rest = (*rest[:2], cap, scale, *rope)
-    return Problem(layout, mask_mode, *rest)
+    return CallOptions(layout, mask_mode, *rest)
 
 
-def _slopes(q: torch.Tensor, problem: Problem) -> torch.Tensor | None:
-    return slopes_of(Logits(problem.pos_encoding_mode, -1, 0.0, 1.0, 1.0, 1.0), q.shape[1], q.device)
+def _slopes(q: torch.Tensor, options: CallOptions) -> torch.Tensor | None:
+    return slopes_of(Logits(options.pos_encoding_mode, -1, 0.0, 1.0, 1.0, 1.0), q.shape[1], q.device)
 
 
 def _kernel_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
@@ -99,33 +99,33 @@ def _gradients(
     *rest: Any,
 ) -> tuple[torch.Tensor, ...]:
     inputs = q, k, v
-    problem, work = _problem(*rest), work_dtype(q.dtype)
-    requests = requests_of(q, k, problem.layout, qo_indptr, kv_lens)
-    if problem.rope:
-        q = rotated(q.to(work), requests, False, problem)
-        k = _by_tokens(rotated(_by_tokens(k.to(work), problem), requests, True, problem), problem)
-    slopes = _slopes(q, problem)
+    options, work = _options(*rest), work_dtype(q.dtype)
+    requests = requests_of(q, k, options.layout, qo_indptr, kv_lens)
+    if options.rope:
+        q = rotated(q.to(work), requests, False, options)
+        k = _by_tokens(rotated(_by_tokens(k.to(work), options), requests, True, options), options)
+    slopes = _slopes(q, options)
     if _has_kernel(q, k, v, out, grad):
         if q.is_cpu and any(x.dtype != q.dtype for x in (k, v, out, grad)):
             q, k, v, out, grad = (x.float() for x in (q, k, v, out, grad))
         q, k, v, out, grad = (rows_of(x) for x in (q, k, v, out, grad))
         results = _kernel(
             q, k, v, out, lse, grad, grad_lse.float().contiguous(), qo_indptr, kv_lens, packed_mask, slopes,
-            problem.layout, problem.mask_mode, problem.window_left, problem.logits_soft_cap, problem.sm_scale,
+            options.layout, options.mask_mode, options.window_left, options.logits_soft_cap, options.sm_scale,
         )  # fmt: skip
     else:
         # The lse is in base 2.
         delta = (out.to(work) * grad.to(work)).sum(-1).sub_(grad_lse.to(work), alpha=LOG2E)
-        results = gradients(q, k, v, grad, delta, lse, requests, problem, packed_mask, slopes)
+        results = gradients(q, k, v, grad, delta, lse, requests, options, packed_mask, slopes)
     dq, dk, dv = results
-    if problem.rope:
-        dq = rotated(dq, requests, False, problem, back=True)
-        dk = _by_tokens(rotated(_by_tokens(dk, problem), requests, True, problem, back=True), problem)
+    if options.rope:
+        dq = rotated(dq, requests, False, options, back=True)
+        dk = _by_tokens(rotated(_by_tokens(dk, options), requests, True, options, back=True), options)
     return tuple(x.to(like.dtype).contiguous() for x, like in zip((dq, dk, dv), inputs, strict=True))
 
 
-def _by_tokens(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    return x.transpose(0, 1) if problem.layout else x
+def _by_tokens(x: torch.Tensor, options: CallOptions) -> torch.Tensor:
+    return x.transpose(0, 1) if options.layout else x
 
 
 _backward = define_in_python(
@@ -151,12 +151,12 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if out is not None and lse is not None:
         return out.clone(), lse.clone()  # torch forbids an operator to return its inputs
-    problem = _problem(*rest)
-    requests = requests_of(q, k, problem.layout, qo_indptr, kv_lens)
-    if problem.rope:
-        q = rotated(q, requests, False, problem)
-        k = _by_tokens(rotated(_by_tokens(k, problem), requests, True, problem), problem)
-    return attend(q, k, v, requests, problem, packed_mask, _slopes(q, problem))
+    options = _options(*rest)
+    requests = requests_of(q, k, options.layout, qo_indptr, kv_lens)
+    if options.rope:
+        q = rotated(q, requests, False, options)
+        k = _by_tokens(rotated(_by_tokens(k, options), requests, True, options), options)
+    return attend(q, k, v, requests, options, packed_mask, _slopes(q, options))
 
 
 def _forward_fake(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._ops.arguments import as_planned, check_present
+from .._ops.arguments import check_as_planned, check_present
 from .._ops.indices import check_offsets
 from .._ops.numbers import check_range
 from ..utils import canonicalize_torch_dtype
@@ -190,7 +190,7 @@ def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
     requests, shape = planned.requests, planned.requests.shape
     sizes = (shape.num_qo_heads, shape.num_kv_heads, requests.page_size, (shape.head_dim_qk, shape.head_dim_vo))
     got = (given.num_qo_heads, given.num_kv_heads, given.page_size, given.head_dims)
-    as_planned(op, "heads, page_size and head_dims", got, sizes)
+    check_as_planned(op, "heads, page_size and head_dims", got, sizes)
     batch = _batch_of(op, wrapper, given)
     options = wrapper._plan_options
     logits = options.logits

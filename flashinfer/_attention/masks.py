@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from .._ops.arguments import all_or_none, check_present, not_both
+from .._ops.arguments import all_or_none, check_not_both, check_present
 from .._ops.indices import index_table
 from .._ops.numbers import check_range, whole
 from .._ops.sizes import differs
@@ -180,7 +180,7 @@ def masks_of(
     op = tables.op
     if items is not None:
         for name, mask in (("custom_mask", custom_mask), ("packed_custom_mask", packed_custom_mask)):
-            not_both(op, name, mask, "prefix_len_ptr", items)
+            check_not_both(op, name, mask, "prefix_len_ptr", items)
         return _multi_item(tables, kv_lens, items, prefix_len)
     if custom_mask is None and packed_custom_mask is None:
         return MaskTensors()

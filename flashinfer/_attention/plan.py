@@ -8,10 +8,10 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
-from .._ops.arguments import as_planned
+from .._ops.arguments import check_as_planned
 from .._ops.numbers import check_range
 from .._ops.sizes import exceeds
-from .._ops.tensors import check_device, check_dims, check_form
+from .._ops.tensors import check_device, check_dims, check_metadata
 from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
 from .bound import Bound, bind_plan
 from .kernels import NUMBERS_OF_KERNELS
@@ -220,16 +220,16 @@ def check_inputs(
         check_device(op, name, x, device, " as the plan's tables are")
     if not (more_rows and exceeds(q.shape[0], rows)):
         unit = "queries" if q_len_per_req == 1 else f"queries of q_len_per_req {q_len_per_req}"
-        as_planned(op, "q", q.shape[0], rows, unit)
+        check_as_planned(op, "q", q.shape[0], rows, unit)
     heads, tokens = k.dim() - 2 - layout, k.dim() - 3 + layout
-    as_planned(op, "q", q.shape[1], shape.num_qo_heads, "heads")
-    as_planned(op, "k", k.shape[heads], shape.num_kv_heads, "heads")
+    check_as_planned(op, "q", q.shape[1], shape.num_qo_heads, "heads")
+    check_as_planned(op, "k", k.shape[heads], shape.num_kv_heads, "heads")
     for name, x, head_dim in (("q", q, shape.head_dim_qk), ("k", k, shape.head_dim_qk), ("v", v, shape.head_dim_vo)):
-        as_planned(op, name, x.shape[-1], head_dim, "elements in a head")
-    as_planned(op, "q", q.dtype, shape.dtype_q)
-    as_planned(op, "k", k.dtype, shape.dtype_kv)
+        check_as_planned(op, name, x.shape[-1], head_dim, "elements in a head")
+    check_as_planned(op, "q", q.dtype, shape.dtype_q)
+    check_as_planned(op, "k", k.dtype, shape.dtype_kv)
     if page_size is not None:
-        as_planned(op, "paged_kv_cache", k.shape[tokens], page_size, "slots in a page")
+        check_as_planned(op, "paged_kv_cache", k.shape[tokens], page_size, "slots in a page")
     got, what = (k.shape[tokens], "rows of keys") if page_size is None else (k.shape[0], "pages")
     check_range(op, "k", got, kv_rows, unit=what, why=" as the tables of plan() name")
 
@@ -242,9 +242,9 @@ def results_of(
     if out is None:
         out = torch.empty((*rows, shape.head_dim_vo), dtype=shape.dtype_o, device=q.device)
     else:
-        check_form(op, "out", out, (*rows, shape.head_dim_vo), q.device, shape.dtype_o)
+        check_metadata(op, "out", out, (*rows, shape.head_dim_vo), q.device, shape.dtype_o)
     if lse is not None:
-        check_form(op, "lse", lse, rows, q.device, torch.float32)
+        check_metadata(op, "lse", lse, rows, q.device, torch.float32)
     elif return_lse:
         lse = torch.empty(rows, dtype=torch.float32, device=q.device)
     return out, lse

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from .._ops.arguments import check_none, no_more
+from .._ops.arguments import check_no_extra, check_none
 from .._ops.tensors import check_dims, check_tensor
 from ..jit.modules._attention import KERNELS
 from ..jit.modules.prefill import gen_customize_batch_prefill_module
@@ -84,7 +84,7 @@ class BatchPrefill(BatchWrapper):
             refuse(op, "with jit_args: wanted tensors that require none")
         if scales != NO_SCALES:
             refuse(op, "with scales: wanted tensors that require none")
-        no_more(op, args, " without jit_args")
+        check_no_extra(op, args, " without jit_args")
         logits, sizes = planned.logits, (planned.batch.rows, planned.batch.kv_rows)
         if is_dynamo_compiling():
             rows, kv_rows, *_, window = from_shape(planned.sizes)

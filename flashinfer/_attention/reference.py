@@ -19,7 +19,7 @@ KEYS = 1024  # of a block
 BLOCK = 1 << 22  # elements of a block of logits of all heads
 
 
-class Problem(NamedTuple):
+class CallOptions(NamedTuple):
     """Options of a call, with the meanings that they have for the operators of attention."""
 
     layout: int
@@ -76,7 +76,9 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def rotated(x: torch.Tensor, requests: list[Request], keys: bool, problem: Problem, back: bool = False) -> torch.Tensor:
+def rotated(
+    x: torch.Tensor, requests: list[Request], keys: bool, options: CallOptions, back: bool = False
+) -> torch.Tensor:
     """Rotate ``x`` ``[tokens, heads, head_dim]`` as RoPE on the fly does, or invert that with ``back``."""
     half = x.shape[-1] // 2
     positions = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
@@ -85,7 +87,7 @@ def rotated(x: torch.Tensor, requests: list[Request], keys: bool, problem: Probl
         first = request.kv_len - length  # queries are the last tokens
         positions[start : start + length] = torch.arange(first, first + length, device=x.device)
     exponents = torch.arange(half, dtype=torch.float64, device=x.device) / -half
-    angles = (positions / problem.rope_scale)[:, None, None] * problem.rope_theta**exponents
+    angles = (positions / options.rope_scale)[:, None, None] * options.rope_theta**exponents
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     sin = -sin if back else sin
     a, b = x[..., :half], x[..., half:]
@@ -101,13 +103,13 @@ class _Attention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        problem: Problem,
+        options: CallOptions,
         packed_mask: torch.Tensor | None,
         slopes: torch.Tensor | None,
     ) -> None:
         work = work_dtype(q.dtype)
-        self.request, self.problem, self.packed_mask = request, problem, packed_mask
-        k, v = (x if problem.layout else x.transpose(0, 1) for x in (k, v))
+        self.request, self.options, self.packed_mask = request, options, packed_mask
+        k, v = (x if options.layout else x.transpose(0, 1) for x in (k, v))
         keys = slice(request.kv_start, request.kv_start + request.kv_len)
         self.k, self.v = k[:, keys].to(work), v[:, keys].to(work)
         self.q = q[request.qo_start : request.qo_start + request.qo_len]
@@ -117,14 +119,14 @@ class _Attention:
 
     def first_key(self, query: int) -> int:
         """Return the first key that a query sees."""
-        if self.problem.window_left < 0:
+        if self.options.window_left < 0:
             return 0
-        start = self.request.kv_len - self.request.qo_len + query - self.problem.window_left
+        start = self.request.kv_len - self.request.qo_len + query - self.options.window_left
         return min(max(start, 0), self.request.kv_len)
 
     def last_key(self, query: int) -> int:
         """Return the key after the last one that a query sees."""
-        if self.problem.mask_mode != CAUSAL:
+        if self.options.mask_mode != CAUSAL:
             return self.request.kv_len
         return min(max(self.request.kv_len - self.request.qo_len + query + 1, 0), self.request.kv_len)
 
@@ -152,8 +154,8 @@ class _Attention:
 
     def hidden(self, at: Block) -> torch.Tensor | None:
         """Return the mask ``[queries, keys]`` of hidden keys, or ``None`` if all are visible."""
-        request, problem = self.request, self.problem
-        custom = problem.mask_mode == CUSTOM
+        request, options = self.request, self.options
+        custom = options.mask_mode == CUSTOM
         if not custom and at.k_to <= self.last_key(at.q_from) and at.k_from >= self.first_key(at.q_to - 1):
             return None
         device = self.k.device
@@ -161,10 +163,10 @@ class _Attention:
         key = torch.arange(at.k_from, at.k_to, device=device)
         ahead = key - query - (request.kv_len - request.qo_len)  # of the query's own position
         hidden = torch.zeros_like(ahead, dtype=torch.bool)
-        if problem.mask_mode == CAUSAL:
+        if options.mask_mode == CAUSAL:
             hidden |= ahead > 0
-        if problem.window_left >= 0:
-            hidden |= ahead < -problem.window_left
+        if options.window_left >= 0:
+            hidden |= ahead < -options.window_left
         if custom:
             assert self.packed_mask is not None
             bit = query * request.kv_len + key
@@ -173,8 +175,8 @@ class _Attention:
 
     def logits(self, q: torch.Tensor, at: Block) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the unmasked logits of rows ``q`` and the derivative of the soft cap, if there is one."""
-        cap = self.problem.logits_soft_cap
-        x = torch.bmm(q, self.k[:, at.k_from : at.k_to].transpose(1, 2)).mul_(self.problem.sm_scale)
+        cap = self.options.logits_soft_cap
+        x = torch.bmm(q, self.k[:, at.k_from : at.k_to].transpose(1, 2)).mul_(self.options.sm_scale)
         if self.slopes is not None:
             key = torch.arange(at.k_from, at.k_to, device=x.device)
             query = torch.arange(at.q_from, at.q_to, device=x.device)[:, None]
@@ -220,7 +222,7 @@ class _Attention:
         ``dV += P^T dO``, ``dS = P * (dO V^T - delta)``, ``dQ += sm_scale * dS K``, ``dK += sm_scale * dS^T
         Q``.
         """
-        scale = self.problem.sm_scale
+        scale = self.options.sm_scale
         for q_from, q_to in self.queries(min(KEYS, self.request.kv_len)):
             q = self.rows(self.q, q_from, q_to)
             d_out = self.rows(grad, q_from, q_to)
@@ -248,7 +250,7 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     requests: list[Request],
-    problem: Problem,
+    options: CallOptions,
     packed_mask: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -260,7 +262,7 @@ def attend(
         if not (request.qo_len and request.kv_len):
             continue
         rows = slice(request.qo_start, request.qo_start + request.qo_len)
-        _Attention(request, q, k, v, problem, packed_mask, slopes).attend(out[rows], lse[rows])
+        _Attention(request, q, k, v, options, packed_mask, slopes).attend(out[rows], lse[rows])
     return out, lse
 
 
@@ -272,7 +274,7 @@ def gradients(
     delta: torch.Tensor,
     lse: torch.Tensor,
     requests: list[Request],
-    problem: Problem,
+    options: CallOptions,
     packed_mask: torch.Tensor | None,
     slopes: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -282,16 +284,16 @@ def gradients(
     """
     work = work_dtype(q.dtype)
     dq = q.new_zeros(q.shape, dtype=work)
-    heads, tokens = 1 - problem.layout, problem.layout
+    heads, tokens = 1 - options.layout, options.layout
     dk, dv = (x.new_zeros((x.shape[heads], x.shape[tokens], x.shape[2]), dtype=work) for x in (k, v))
     for request in requests:
         if not (request.qo_len and request.kv_len):
             continue
         rows = slice(request.qo_start, request.qo_start + request.qo_len)
         keys = slice(request.kv_start, request.kv_start + request.kv_len)
-        _Attention(request, q, k, v, problem, packed_mask, slopes).add_gradients(
+        _Attention(request, q, k, v, options, packed_mask, slopes).add_gradients(
             grad[rows], delta[rows], lse[rows], dq[rows], dk[:, keys], dv[:, keys]
         )
-    if problem.layout:
+    if options.layout:
         return dq, dk, dv
     return dq, dk.transpose(0, 1).contiguous(), dv.transpose(0, 1).contiguous()

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from .._ops.arguments import check_none, no_more
+from .._ops.arguments import check_no_extra, check_none
 from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
 from .._ops.tensors import check_count, check_device, check_tensor, check_vector
@@ -196,7 +196,7 @@ class BatchWrapper(Planner):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Run under ``torch.compile``, like :meth:`_run`: one graph serves all plans."""
         op = f"{self._name}.run"
-        no_more(op, args, " without jit_args")
+        check_no_extra(op, args, " without jit_args")
         sizes = from_shape(planned.sizes)
         check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._more_rows, self._q_len_per_req)
         shape, logits, setting = planned.shape, planned.logits, planned.setting
@@ -240,7 +240,7 @@ class BatchWrapper(Planner):
         if eight_bits and len(args) == 3 and scales == NO_SCALES:
             scales, args = args, ()
         if not operators.custom:
-            no_more(f"{self._name}.run", args, " without jit_args")
+            check_no_extra(f"{self._name}.run", args, " without jit_args")
         if eight_bits:
             factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
             own = parameters_of(logits, shape.num_qo_heads, self.device, factor, scales=by_head)

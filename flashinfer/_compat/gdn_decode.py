@@ -7,11 +7,11 @@ import warnings
 import torch
 
 from .._delta_rule.arguments import check_rank, check_tokens, indices
-from .._ops.arguments import not_both
+from .._ops.arguments import check_not_both
 from .._ops.errors import renamed, type_error, value_error
 from .._ops.numbers import check_option
 from .._ops.sizes import differs
-from .._ops.tensors import check_form
+from .._ops.tensors import check_metadata
 from ..delta_rule import delta_rule_step
 
 __all__ = ["gated_delta_rule_decode", "gated_delta_rule_decode_pretranspose", "gated_delta_rule_mtp"]
@@ -123,7 +123,7 @@ def gated_delta_rule_decode_pretranspose(
         others: as in :func:`gated_delta_rule_decode`, also results and errors; T may be larger than 1.
     """
     name = "gated_delta_rule_decode_pretranspose"
-    not_both(name, "initial_state", initial_state, "state", state)
+    check_not_both(name, "initial_state", initial_state, "state", state)
     if initial_state is not None and output_state_indices is None:
         check_rank(name, 4, "", q=q, initial_state=initial_state)
         _check_pool(name, initial_state, initial_state_indices, q.shape[0])
@@ -193,17 +193,17 @@ def gated_delta_rule_mtp(
             None, buffer, not disable_state_update, "initial_state",
         )  # fmt: skip
     buffers = ("intermediate_states_buffer", intermediate_states_buffer)
-    not_both(name, "ssm_state_indices", ssm_state_indices, *buffers)
+    check_not_both(name, "ssm_state_indices", ssm_state_indices, *buffers)
     each = indices(name, "ssm_state_indices", ssm_state_indices)
     first = indices(name, "initial_state_indices", initial_state_indices)
     for argument, tensor, table, shape in (
         ("ssm_state_indices", ssm_state_indices, each, q.shape[:2]),
         ("initial_state_indices", initial_state_indices, first, q.shape[:1]),
     ):
-        check_form(name, argument, tensor if table is None else table, shape, q.device, torch.int32, torch.int64)
+        check_metadata(name, argument, tensor if table is None else table, shape, q.device, torch.int32, torch.int64)
     assert each is not None and first is not None
     if output is not None:
-        check_form(name, "output", output, v.shape, v.device, v.dtype)
+        check_metadata(name, "output", output, v.shape, v.device, v.dtype)
     check_option(name, "disable_state_update", disable_state_update, (True,), " with ssm_state_indices")
     # Each token reads the slot that the previous token wrote. A sequence whose state is lost has none from
     # there on.

@@ -7,7 +7,7 @@ import torch
 from .._delta_rule.arguments import check_floats, check_rank
 from .._ops.errors import value_error
 from .._ops.numbers import check_option, whole
-from .._ops.tensors import check_form, is_readable
+from .._ops.tensors import check_metadata, is_readable
 from ..delta_rule import chunk_gated_delta_rule as _by_tokens
 from ..errors import UnsupportedError
 
@@ -125,12 +125,12 @@ def chunk_gated_delta_rule(
     )  # fmt: skip
     o = o[0]
     if output is not None:
-        check_form(_NAME, "output", output, o.shape, o.device, o.dtype)
+        check_metadata(_NAME, "output", output, o.shape, o.device, o.dtype)
     if state is not None and output_state is None:
         output_state = state if initial_state is None else state.to(initial_state.dtype)
     elif state is not None and output_state is not None:
         halves = () if state.dtype == torch.float64 else (torch.float16, torch.bfloat16)
-        check_form(_NAME, "output_state", output_state, state.shape, state.device, state.dtype, *halves)
+        check_metadata(_NAME, "output_state", output_state, state.shape, state.device, state.dtype, *halves)
         output_state.copy_(state)
     o = o if output is None else output.copy_(o)
     return o if state is None or output_state is None else (o, output_state)

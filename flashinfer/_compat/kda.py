@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from .._delta_rule.arguments import check_logarithms, check_rows, check_tokens, row_gate
-from .._ops.arguments import check_present, not_both
+from .._ops.arguments import check_not_both, check_present
 from .._ops.errors import renamed
-from .._ops.tensors import check_form
+from .._ops.tensors import check_metadata
 from ..delta_rule import delta_rule_step, fused_recurrent_kda
 
 __all__ = ["recurrent_kda"]
@@ -66,13 +66,13 @@ def recurrent_kda(
         GradientError: a tensor requires a gradient.
     """
     check_tokens(_NAME, q, k, v)
-    not_both(_NAME, "initial_state_source", initial_state_source, "initial_state", initial_state)
-    not_both(_NAME, "initial_state_indices", initial_state_indices, "ssm_state_indices", ssm_state_indices)
+    check_not_both(_NAME, "initial_state_source", initial_state_source, "initial_state", initial_state)
+    check_not_both(_NAME, "initial_state_indices", initial_state_indices, "ssm_state_indices", ssm_state_indices)
     state = initial_state if initial_state_source is None else initial_state_source
     slots = ssm_state_indices if initial_state_indices is None else initial_state_indices
     if slots is not None:
         check_present(_NAME, "initial_state", state, "the pool of the indices")
-    not_both(_NAME, "ssm_state_indices", slots, "cu_seqlens", cu_seqlens)
+    check_not_both(_NAME, "ssm_state_indices", slots, "cu_seqlens", cu_seqlens)
     numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     shape = (count, v.shape[2], v.shape[3], q.shape[3])
@@ -80,9 +80,9 @@ def recurrent_kda(
         state = q.new_zeros(shape, dtype=numbers)
     if cu_seqlens is not None:
         halves = () if numbers == torch.float64 else (torch.float16, torch.bfloat16)
-        check_form(_NAME, "initial_state", state, shape, v.device, numbers, *halves)
+        check_metadata(_NAME, "initial_state", state, shape, v.device, numbers, *halves)
         if output is not None:
-            check_form(_NAME, "output", output, v.shape, v.device, v.dtype)
+            check_metadata(_NAME, "output", output, v.shape, v.device, v.dtype)
         with torch.no_grad():
             o, final = fused_recurrent_kda(
                 q, k, v, g, beta, A_log, dt_bias, scale, state, True, use_qk_l2norm_in_kernel, use_gate_in_kernel,

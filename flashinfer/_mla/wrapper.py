@@ -15,7 +15,7 @@ from .._attention.request import cached_by_value
 from .._attention.signature import HostTables, Problem
 from .._attention.streams import LastRun
 from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_indices, on_host
-from .._ops.arguments import as_planned
+from .._ops.arguments import check_as_planned
 from .._ops.dtypes import dtype_of
 from .._ops.indices import check_each, check_offsets, index_table
 from .._ops.numbers import check_range, positive, positive_real
@@ -221,12 +221,12 @@ class MlaWrapper:
                 check_device(op, name, x, self.device, " as the plan's tables are")
             dtype = planned.kv_dtype if name.endswith("cache") else planned.dtype
             if x.dtype != dtype:
-                as_planned(op, name, x.dtype, dtype)
+                check_as_planned(op, name, x.dtype, dtype)
         rows = planned.rows.shape[0]
         if not (self._use_cuda_graph and exceeds(q_nope.shape[0], rows)):
-            as_planned(op, "q_nope", q_nope.shape[0], rows, "queries")
-        as_planned(op, "q_nope", q_nope.shape[1], planned.num_heads, "heads")
-        as_planned(op, "ckv_cache", ckv_cache.shape[1], planned.page_size, "slots in a page")
+            check_as_planned(op, "q_nope", q_nope.shape[0], rows, "queries")
+        check_as_planned(op, "q_nope", q_nope.shape[1], planned.num_heads, "heads")
+        check_as_planned(op, "ckv_cache", ckv_cache.shape[1], planned.page_size, "slots in a page")
         why = " as the tables of plan() name"
         check_range(op, "ckv_cache", ckv_cache.shape[0], planned.pages, unit="pages", why=why)
 

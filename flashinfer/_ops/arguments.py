@@ -35,7 +35,7 @@ def check_present(op: str, name: str, value: T | None, wanted: str) -> T:
     return value
 
 
-def not_both(op: str, first: str, value: object, second: str, other: object) -> None:
+def check_not_both(op: str, first: str, value: object, second: str, other: object) -> None:
     """Check that one of two arguments is ``None``.
 
     Raises:
@@ -57,7 +57,7 @@ def all_or_none(op: str, **values: object) -> bool:
     return not missing
 
 
-def no_more(op: str, args: Sequence[object], why: str = "") -> None:
+def check_no_extra(op: str, args: Sequence[object], why: str = "") -> None:
     """Check that a call has no further positional arguments.
 
     Raises:
@@ -101,7 +101,7 @@ def check_planned(op: str, plan: T | None, call: str = "plan()") -> T:
     return plan
 
 
-def as_planned(op: str, name: str, got: Any, planned: Any, unit: str = "") -> None:
+def check_as_planned(op: str, name: str, got: Any, planned: Any, unit: str = "") -> None:
     """Check that a size, a dtype or an option of a run equals the plan's. ``unit``: the unit of a size.
 
     Raises:

@@ -19,7 +19,7 @@ from torch.overrides import has_torch_function
 from ..errors import GradientError
 from .errors import raise_as_callers_mistake
 from .scalars import is_symbolic
-from .tensors import check_form
+from .tensors import check_metadata
 
 # Calls an operator by its handle. A call of the operator object reaches this function too, 0.4 us later. Dynamo
 # does not support it, and it ignores __torch_function__ of tensor subclasses.
@@ -119,5 +119,5 @@ def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor)
     Raises:
         ValueError, TypeError: another shape, device or dtype, which torch would convert.
     """
-    check_form(operator, argument, out, result.shape, result.device, result.dtype)
+    check_metadata(operator, argument, out, result.shape, result.device, result.dtype)
     out.copy_(result)

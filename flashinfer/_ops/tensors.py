@@ -78,10 +78,10 @@ def check_count(op: str, name: str, x: torch.Tensor, count: int, why: str = "") 
         raise value_error(op, name, f"{x.numel()} elements", f"{count}{why}")
 
 
-def check_form(
+def check_metadata(
     op: str, name: str, x: torch.Tensor, shape: tuple[int, ...], device: torch.device, *dtypes: torch.dtype
 ) -> None:
-    """Check the shape, the device and the dtype of a dense tensor."""
+    """Check the metadata of a dense tensor: its shape, device and dtype."""
     check_tensor(op, name, x)
     if is_dynamo_compiling() and x.dim() == len(shape):
         for got, wanted in zip(x.shape, shape, strict=True):

@@ -61,7 +61,7 @@ def test_blocks_of_the_composition(options, device, monkeypatch):
     if "mask" in options:
         ours = dict(ours, packed_custom_mask=flashinfer.packbits(ours.pop("custom_mask").flatten(), bitorder="little"))
     mode = ours.get("pos_encoding_mode", "NONE")
-    problem = composition.Problem(
+    call = composition.CallOptions(
         0, 2 if "mask" in options else int(ours.get("causal", False)), ours.get("window_left", -1), 2 if mode == "ALIBI" else 0,
         ours.get("logits_soft_cap", 0.0), ours.get("sm_scale", 0.25), 1.0, 1e4,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_blocks_of_the_composition(options, device, monkeypatch):
             delta.to(dtype),
             lse.detach().to(device, dtype),
             requests,
-            problem,
+            call,
             packed,
             slopes,
         )
@@ -103,8 +103,8 @@ def test_memory_is_bounded(monkeypatch, device):
 
     monkeypatch.setattr(torch, "bmm", watched)
     q, k, v = (torch.randn(3000, heads, 8, device=device) for heads in (4, 2, 2))
-    problem = composition.Problem(0, 1, -1, 0, 0.0, 0.3, 1.0, 1e4)
+    call = composition.CallOptions(0, 1, -1, 0, 0.0, 0.3, 1.0, 1e4)
     requests = composition.requests_of(q, k, 0, None, None)
     rows = torch.zeros(3000, 4, device=device)
-    composition.gradients(q, k, v, torch.ones_like(q), rows, rows, requests, problem, None, None)
+    composition.gradients(q, k, v, torch.ones_like(q), rows, rows, requests, call, None, None)
     assert len(largest) > 4 and max(largest) <= composition.BLOCK < 4 * 3000 * 3000

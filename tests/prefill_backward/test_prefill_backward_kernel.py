@@ -57,13 +57,13 @@ def case(
         bits = [torch.rand(qo * kv) < 0.6 for qo, kv in lengths]
         mask = torch.cat([flashinfer.packbits(one, bitorder="little") for one in bits])
     slopes = torch.rand(heads[0]) if alibi else None
-    problem = composition.Problem(0, mask_mode, window_left, 2 if alibi else 0, cap, scale, 1.0, 1e4)
+    call = composition.CallOptions(0, mask_mode, window_left, 2 if alibi else 0, cap, scale, 1.0, 1e4)
     requests = composition.requests_of(q, k, 0, qo_indptr, kv_lens)
     wide = [x.double() for x in (q, k, v, grad)]
-    out, lse = composition.attend(*wide[:3], requests, problem, mask, slopes)
+    out, lse = composition.attend(*wide[:3], requests, call, mask, slopes)
     out, grad_lse = out.to(dtype), 0.1 * torch.randn(lse.shape) * lse.isfinite()
     delta = (out.double() * wide[3]).sum(-1) - composition.LOG2E * grad_lse
-    want = composition.gradients(*wide, delta, lse, requests, problem, mask, slopes)
+    want = composition.gradients(*wide, delta, lse, requests, call, mask, slopes)
     of_q, of_k = [(2, starts[-1])], [(0, keys)]
     given = [padded(x, of, device) for x, of in ((q, of_q), (k, of_k), (v, of_k), (out, of_q), (grad, of_q))]
     if layout:

@@ -18,16 +18,16 @@ TABLE = torch.tensor([3, 0, 5])
 ACCEPTED: list[Callable[[], Any]] = [
     lambda: arguments.check_none("f", "x", None, "why"),
     lambda: arguments.check_present("f", "x", 0, "a number"),
-    lambda: arguments.not_both("f", "x", None, "y", 1),
-    lambda: arguments.not_both("f", "x", 1, "y", None),
-    lambda: arguments.no_more("f", ()),
+    lambda: arguments.check_not_both("f", "x", None, "y", 1),
+    lambda: arguments.check_not_both("f", "x", 1, "y", None),
+    lambda: arguments.check_no_extra("f", ()),
     lambda: arguments.check_items("f", "x", (1, 2), "sizes", 2),
     lambda: arguments.check_items("f", "x", [], "sizes"),
     lambda: arguments.check_equal("f", "x", [4, 4, 4], "rows"),
     lambda: arguments.check_equal("f", "x", [], "rows"),
     lambda: arguments.check_planned("f", 0),
-    lambda: arguments.as_planned("f", "x", 3, 3, "rows"),
-    lambda: arguments.as_planned("f", "x", HALF, HALF),
+    lambda: arguments.check_as_planned("f", "x", 3, 3, "rows"),
+    lambda: arguments.check_as_planned("f", "x", HALF, HALF),
     lambda: numbers.check_range("f", "x", 1, 1),
     lambda: numbers.check_range("f", "x", 5, 1, 5),
     lambda: numbers.check_range("f", "x", -7, most=-7),
@@ -53,14 +53,14 @@ def test_accepted(number):
 REFUSED: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "got int, wanted None: nothing is added", lambda: arguments.check_none("f", "x", 0, "nothing is added")),
     (ValueError, "got None, wanted a pool", lambda: arguments.check_present("f", "x", None, "a pool")),
-    (ValueError, "got both, wanted it or y", lambda: arguments.not_both("f", "x", 0, "y", 0)),
+    (ValueError, "got both, wanted it or y", lambda: arguments.check_not_both("f", "x", 0, "y", 0)),
     (ValueError, "got None, wanted all or none of y, x", lambda: arguments.all_or_none("f", y=0, x=None)),
     (TypeError, "got str, wanted a list or tuple of sizes", lambda: arguments.check_items("f", "x", "ab", "sizes", 2)),
     (TypeError, "got Tensor, wanted a list or tuple of sizes", lambda: arguments.check_items("f", "x", TABLE, "sizes")),
     (ValueError, "got 1, wanted 2, sizes", lambda: arguments.check_items("f", "x", [1], "sizes", 2)),
     (ValueError, "got [4, 5] rows, wanted equal numbers", lambda: arguments.check_equal("f", "x", (4, 5), "rows")),
-    (ValueError, "got 4 rows, and plan() was called for 3", lambda: arguments.as_planned("f", "x", 4, 3, "rows")),
-    (TypeError, "got torch.float16, and plan() was called for torch.int8", lambda: arguments.as_planned("f", "x", HALF, torch.int8)),
+    (ValueError, "got 4 rows, and plan() was called for 3", lambda: arguments.check_as_planned("f", "x", 4, 3, "rows")),
+    (TypeError, "got torch.float16, and plan() was called for torch.int8", lambda: arguments.check_as_planned("f", "x", HALF, torch.int8)),
     (ValueError, "got 0, wanted at least 1", lambda: numbers.check_range("f", "x", 0, 1)),
     (ValueError, "got 6 pages, wanted 1 to 5, as y has", lambda: numbers.check_range("f", "x", 6, 1, 5, "pages", ", as y has")),
     (ValueError, "got 0, wanted at most -1", lambda: numbers.check_range("f", "x", 0, most=-1)),
@@ -110,7 +110,7 @@ def test_calls_without_a_plan_or_with_more_arguments():
     with pytest.raises(ValueError, match=r"^f: got no plan, wanted a call of begin_forward\(\) before$"):
         arguments.check_planned("f", None, "begin_forward()")
     with pytest.raises(TypeError, match="^f: got 2 more arguments, wanted none without jit_args$"):
-        arguments.no_more("f", (1, 2), " without jit_args")
+        arguments.check_no_extra("f", (1, 2), " without jit_args")
 
 
 def test_numbers_of_a_table():
