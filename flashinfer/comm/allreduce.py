@@ -11,7 +11,7 @@ from .._ops.scalars import scale_or_tensor
 from .._ops.tensors import check_tensor
 from ..errors import GroupError, UnsupportedError
 from ..jit.modules.allreduce import gen_allreduce_module
-from .trtllm_ar import AllReduceFusionPattern
+from ._codes import AllReduceFusionPattern
 from .workspace import TRTLLMAllReduceFusionWorkspace
 
 __all__ = ["allreduce_fusion", "gen_allreduce_module"]

@@ -48,6 +48,11 @@ def padded(count: int) -> int:
     return -(-count // PART_BYTES) * PART_BYTES
 
 
+def inbox_bytes(ranks: int, slot_bytes: int) -> int:
+    """Return the bytes of a rank's inbox for inputs of ``slot_bytes``."""
+    return HEADER_BYTES + SLOTS * (ranks - 1) * slot_bytes
+
+
 def most_columns(dtype: torch.dtype, device: torch.device) -> int | float:
     """Return the longest row that the norm serves on a device. A thread has one part of a row, or several on Ampere."""
     if device.type != "cuda":
@@ -121,9 +126,9 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         self._memory: SharedMemory | None = None
         self._process = os.getpid()
         super().__init__(tp_size, tp_rank)
-        exchange = Exchange(_backend_of(op, tp_size, comm_backend, group))
+        exchange = Exchange(backend_of(op, tp_size, comm_backend, group))
         exchange.vote(lambda: _check(op, tp_size, tp_rank, max_token_num, hidden_dim, dtype, exchange))
-        self._device = exchange.run(lambda: _device_of(device))
+        self._device = exchange.run(lambda: device_of(device))
         exchange.vote(lambda: _check_columns(op, hidden_dim, dtype, self._device))
         row_bytes = hidden_dim * dtype.itemsize
         self._slot_bytes = max_token_num * padded(row_bytes)
@@ -135,8 +140,8 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
             "use_fp32_lamport": dtype == torch.float32,
         }
         self._timeout = max(exchange.vote(env.COMM_TIMEOUT.get))
-        shares = _agree_on_place(op, exchange, self._device, self._slot_bytes)
-        library = exchange.run(lambda: _load(self._device, dtype, tp_size))
+        shares = agree_on_place(op, exchange, self._device, self._slot_bytes)
+        library = exchange.run(lambda: load(self._device, dtype, tp_size))
         on_device = torch.cuda.device(self._device) if library is not None else nullcontext()
         with on_device:
             self._allocate(exchange, library, shares)
@@ -144,29 +149,44 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     def _allocate(self, exchange: Exchange, library: Library | None, shares: int) -> None:
         """Share the inboxes, test them, and make the table that the operator reads."""
 
-        def allocate() -> None:
-            self._order = torch.zeros(1, dtype=torch.int32, device=self._device)
-            self._state = torch.zeros(EPOCH_WORDS + 1, dtype=torch.int32, device=self._device)
-            self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32, pin_memory=library is not None)
-            self._words = (ctypes.c_uint32 * REPORT_WORDS).from_address(self._report.data_ptr())
-
-        exchange.vote(allocate)
+        exchange.vote(self._make_state)
         addresses: tuple[int, ...] = (0,)
         if exchange.size > 1:
-            count = HEADER_BYTES + SLOTS * (exchange.size - 1) * self._slot_bytes
-            memory = (
-                share_on_host(count, exchange)
-                if library is None
-                else share_on_gpu(count, exchange, self._device.index, library)
-            )
-            try:
-                _prove(exchange, memory)
-            except Exception:
-                memory.close()
-                raise
-            self._memory, addresses = memory, memory.addresses
+            count = inbox_bytes(exchange.size, self._slot_bytes)
+            self._memory = share_empty(count, exchange, self._device, library)
+            addresses = self._memory.addresses
+        self._make_table(addresses, shares)
+
+    @classmethod
+    def _over(
+        cls, addresses: tuple[int, ...], rank: int, slot_bytes: int, device: torch.device, shares: int
+    ) -> TRTLLMAllReduceFusionWorkspace:
+        """Make a workspace over inboxes that another owns, filled with empty words. This is a local call.
+
+        Args:
+            addresses: of the inboxes, by rank.
+            slot_bytes: of the largest input.
+            shares: ranks on this rank's GPU.
+        """
+        self = cls.__new__(cls)
+        AllReduceFusionWorkspace.__init__(self, len(addresses), rank)
+        self._memory, self._process, self._device, self._slot_bytes = None, os.getpid(), device, slot_bytes
+        self.metadata = {"tp_rank": rank, "tp_size": len(addresses)}
+        self._timeout = env.COMM_TIMEOUT.get()
+        self._make_state()
+        self._make_table(addresses, shares)
+        return self
+
+    def _make_state(self) -> None:
+        on_gpu = self._device.type == "cuda"
+        self._order = torch.zeros(1, dtype=torch.int32, device=self._device)
+        self._state = torch.zeros(EPOCH_WORDS + 1, dtype=torch.int32, device=self._device)
+        self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32, pin_memory=on_gpu)
+        self._words = (ctypes.c_uint32 * REPORT_WORDS).from_address(self._report.data_ptr())
+
+    def _make_table(self, addresses: tuple[int, ...], shares: int) -> None:
         multiprocessors = 1
-        if library is not None:
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             # With PDL a rank's next kernel is resident while this one waits. If ranks share a GPU, the kernels of both
             # generations and all ranks must fit, in clusters too: a kernel without a place would never arrive.
@@ -328,7 +348,8 @@ def create_allreduce_fusion_workspace(
     )
 
 
-def _backend_of(op: str, size: int, backend: CommBackend | None, group: Any) -> CommBackend | None:
+def backend_of(op: str, size: int | None, backend: CommBackend | None, group: Any) -> CommBackend | None:
+    """Return the exchange of objects of a group. A group of one needs none."""
     if backend is not None or size == 1:
         return backend
     import torch.distributed as dist
@@ -355,7 +376,7 @@ def _check_columns(op: str, hidden: int, dtype: torch.dtype, device: torch.devic
         raise value_error(op, "hidden_dim", hidden, f"at most {most} on this GPU")
 
 
-def _device_of(device: torch.device | str | int | None) -> torch.device:
+def device_of(device: torch.device | str | int | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     found = torch.device(device)
@@ -370,8 +391,12 @@ def _host() -> str:
         return file.read()
 
 
-def _agree_on_place(op: str, exchange: Exchange, device: torch.device, slot_bytes: int) -> int:
-    """Check that the ranks are on one host with equal sizes. Return the number of ranks on this rank's GPU."""
+def agree_on_place(op: str, exchange: Exchange, device: torch.device, count: int) -> int:
+    """Check that the ranks are on one host and ask for ``count`` bytes each.
+
+    Returns:
+        The number of ranks on this rank's GPU.
+    """
 
     def facts() -> tuple[str, str]:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -385,11 +410,11 @@ def _agree_on_place(op: str, exchange: Exchange, device: torch.device, slot_byte
             raise UnsupportedError(f"{op}: rank {rank} is on another host than rank 0, wanted ranks of one host")
     exchange.agree(f"{op}: release", env.VERSION)
     exchange.agree(f"{op}: device", device.type)
-    exchange.agree(f"{op}: bytes of the largest input", slot_bytes)
+    exchange.agree(f"{op}: bytes", count)
     return sum(gpu == places[exchange.rank][1] for _, gpu in places)
 
 
-def _load(device: torch.device, dtype: torch.dtype, ranks: int) -> Library | None:
+def load(device: torch.device, dtype: torch.dtype, ranks: int) -> Library | None:
     """Load the module and, on a GPU, all kernels that calls may use."""
     spec = gen_allreduce_module(device.type)
     needs = {"dtype": (str(dtype).removeprefix("torch."),)}
@@ -402,6 +427,17 @@ def _load(device: torch.device, dtype: torch.dtype, ranks: int) -> Library | Non
     with torch.cuda.device(device):
         library("load_kernels", ranks)
     return library
+
+
+def share_empty(count: int, exchange: Exchange, device: torch.device, library: Library | None) -> SharedMemory:
+    """Share memory of each rank, filled with empty words, after a test that what a rank writes arrives."""
+    memory = share_on_host(count, exchange) if library is None else share_on_gpu(count, exchange, device.index, library)
+    try:
+        _prove(exchange, memory)
+    except Exception:
+        memory.close()
+        raise
+    return memory
 
 
 def _prove(exchange: Exchange, memory: SharedMemory) -> None:
