@@ -64,32 +64,29 @@ def on_threads(size: int, body: Callable[[int], Any]) -> list[Any]:
     return results
 
 
-class Group:
-    """A group of threads with a workspace each.
+class Ranks:
+    """Threads, each with the workspace that ``create(rank, backend)`` returned.
 
     ``run(body)`` calls ``body(rank, workspace)`` on every rank, on a stream of its own, and returns the results. On
     a GPU the body only launches: a first use of another kernel could wait for the ranks' running kernels.
     """
 
-    def __init__(self, size: int, tokens: int, hidden: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    def __init__(self, size: int, create: Callable[[int, CommBackend], Any], device: str = "cpu") -> None:
         self.size, self.device, meeting = size, device, Meeting(size)
         self.streams = [torch.cuda.Stream() for _ in range(size)] if device == "cuda" else []
-        made = on_threads(
-            size,
-            lambda rank: Workspace(
-                size, rank, tokens, hidden, dtype, ThreadBackend(meeting, rank), device=torch.device(device)
-            ),
-        )
-        for one in made:
+        self.workspaces: list[Any] = on_threads(size, lambda rank: create(rank, ThreadBackend(meeting, rank)))
+        for one in self.workspaces:
             if isinstance(one, Exception):
                 raise one
-        self.workspaces: list[Workspace] = made
         for stream in self.streams:  # a cudaMalloc during a call could wait for the ranks' running kernels
             with torch.cuda.stream(stream):
                 torch.empty(1 << 19, dtype=torch.uint8, device=device)
                 torch.empty(1 << 24, dtype=torch.uint8, device=device)
 
-    def outcomes(self, body: Callable[[int, Workspace], Any]) -> list[Any]:
+    def check(self, rank: int) -> None:
+        """Raise the error that the calls of a rank have ended with."""
+
+    def outcomes(self, body: Callable[[int, Any], Any]) -> list[Any]:
         """Return results, or exceptions that were raised."""
 
         def call(rank: int) -> Any:
@@ -97,14 +94,14 @@ class Group:
                 result = body(rank, self.workspaces[rank])
                 if self.streams:
                     self.streams[rank].synchronize()
-            self.workspaces[rank].check()
+            self.check(rank)
             return result
 
         if self.device == "cuda":
             torch.cuda.synchronize()
         return on_threads(self.size, call)
 
-    def run(self, body: Callable[[int, Workspace], Any]) -> list[Any]:
+    def run(self, body: Callable[[int, Any], Any]) -> list[Any]:
         """Return results, and raise the first exception."""
         results = self.outcomes(body)
         for one in results:
@@ -116,6 +113,19 @@ class Group:
         """Wait for the rank's stream after every hundredth call: a launch into a full queue would stop all threads."""
         if self.streams and number % 100 == 99:
             self.streams[rank].synchronize()
+
+
+class Group(Ranks):
+    """Threads with a workspace of ``allreduce_fusion`` each."""
+
+    def __init__(self, size: int, tokens: int, hidden: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        def create(rank: int, backend: CommBackend) -> Workspace:
+            return Workspace(size, rank, tokens, hidden, dtype, backend, device=torch.device(device))
+
+        super().__init__(size, create, device)
+
+    def check(self, rank: int) -> None:
+        self.workspaces[rank].check()
 
     def destroy(self) -> None:
         for one in self.workspaces:

@@ -12,39 +12,18 @@ from flashinfer.comm import _trtllm, _vllm, cuda_ipc
 from flashinfer.comm._codes import AllReduceFusionOp as Op
 from flashinfer.comm._codes import AllReduceFusionPattern as Pattern
 from flashinfer.errors import GroupError, UnsupportedError
+from flashinfer.norm import fused_add_rmsnorm, rmsnorm
 
 from ..conftest import DTYPES
 from .cases import EPS, assert_same_bits, normed, summed
-from .ranks import Group, Meeting, ThreadBackend, on_threads
+from .ranks import Meeting, Ranks, ThreadBackend, on_threads
 
 SIZE, TOKENS, HIDDEN = 3, 5, 264
 
 
-class Older(Group):
-    """Ranks on threads, with what an older function made in the place of a workspace."""
-
-    def __init__(self, create: Any, device: str, size: int = SIZE) -> None:
-        self.size, self.device, meeting = size, device, Meeting(size)
-        self.streams = [torch.cuda.Stream() for _ in range(size)] if device == "cuda" else []
-        self.workspaces = on_threads(
-            size, lambda rank: create(rank, comm_backend=ThreadBackend(meeting, rank), device=device)
-        )
-        for one in self.workspaces:
-            if isinstance(one, Exception):
-                raise one
-
-    def outcomes(self, body: Any) -> list[Any]:
-        def call(rank: int) -> Any:
-            if not self.streams:
-                return body(rank, self.workspaces[rank])
-            with torch.cuda.stream(self.streams[rank]):
-                result = body(rank, self.workspaces[rank])
-                self.streams[rank].synchronize()
-                return result
-
-        if self.streams:
-            torch.cuda.synchronize()
-        return on_threads(self.size, call)
+def older(create: Any, device: str) -> Ranks:
+    """Return ranks with the result of an older function, ``create(rank, ...)``, in the place of a workspace."""
+    return Ranks(SIZE, lambda rank, backend: create(rank, comm_backend=backend, device=device), device)
 
 
 def drawn(*shape: int, dtype: torch.dtype, device: str, size: int = SIZE) -> list[torch.Tensor]:
@@ -58,8 +37,8 @@ def filled(like: torch.Tensor) -> torch.Tensor:
 # The fusion
 
 
-def fusion_group(device: str, **options: Any) -> Older:
-    return Older(
+def fusion_group(device: str, **options: Any) -> Ranks:
+    return older(
         lambda rank, **given: _trtllm.trtllm_create_ipc_workspace_for_all_reduce_fusion(
             rank, SIZE, TOKENS, HIDDEN, create_metadata=True, **options, **given
         ),
@@ -184,9 +163,9 @@ def custom(rank: int, handles: Any, x: torch.Tensor, out: torch.Tensor, op: int,
     _trtllm.trtllm_custom_all_reduce(**{**arguments, **change})
 
 
-def custom_group(device: str) -> Older:
+def custom_group(device: str) -> Ranks:
     create = _trtllm.trtllm_create_ipc_workspace_for_all_reduce
-    return Older(lambda rank, **given: create(rank, SIZE, TOKENS, HIDDEN, **given), device)
+    return older(lambda rank, **given: create(rank, SIZE, TOKENS, HIDDEN, **given), device)
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -201,6 +180,8 @@ def test_custom_all_reduce(dtype, with_bias, device):
     parts = drawn(TOKENS, HIDDEN, dtype=dtype, device=device)
     residual = torch.randn_like(parts[0])
     before, weight, bias = (torch.randn(HIDDEN, device=device).to(dtype) for _ in range(3))
+    rmsnorm(residual + bias, before)  # a first use of a kernel could wait for those of other ranks
+    fused_add_rmsnorm(residual.clone(), residual.clone().copy_(residual), weight)
     sums, norms, kept, twice, more = ([filled(x) for x in parts] for _ in range(5))
 
     def body(rank: int, handles: Any) -> None:
@@ -254,8 +235,8 @@ def test_refused_arguments_of_the_custom_all_reduce(device):
 # The all-reduce in a shared buffer
 
 
-def buffers(device: str, count: int) -> Older:
-    return Older(lambda rank, **given: cuda_ipc.create_shared_buffer(count, **given), device)
+def buffers(device: str, count: int) -> Ranks:
+    return older(lambda rank, **given: cuda_ipc.create_shared_buffer(count, **given), device)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
