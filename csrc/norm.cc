@@ -14,20 +14,8 @@ template <bool kGemma>
 void normalize(const Check& check, const Tensor& out, const Tensor& input, const Tensor* residual, const Tensor& weight,
                double eps, const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
   const RmsNormArguments<false> args(check, out, input, residual, weight);
-  const View &x = args.x, &r = args.r, &y = args.y;
-  const RmsNormParams params{.input = x.data,
-                             .residual = residual ? r.data : nullptr,
-                             .weight = args.w.data,
-                             .output = y.data,
-                             .input_rows = check.rows(x),
-                             .residual_rows = residual ? check.rows(r) : Rows{},
-                             .output_rows = check.rows(y),
-                             .num_rows = args.num_rows,
-                             .hidden_size = x.size(-1),
-                             .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
-                             .weight_offset = kGemma ? 1.0f : 0.0f,
-                             .dtype = x.dtype};
-  rms_norm(params, OnDevice(x, enable_pdl));
+  const RmsNormParams params{args.tensors(check, eps, eps_tensor), kGemma ? 1.0f : 0.0f, args.x.dtype};
+  rms_norm(params, OnDevice(args.x, enable_pdl));
 }
 
 template <bool kGemma>
@@ -83,19 +71,8 @@ void layernorm_into(const Tensor& out, const Tensor& input, const Tensor& gemma,
                     const std::optional<Tensor>& eps_tensor) {
   const Check check("layernorm");
   const LayerNormArguments<false> args(check, out, input, gemma, beta);
-  const View &x = args.x, &g = args.g, &y = args.y;
-  const LayerNormParams params{.input = x.data,
-                               .gamma = g.data,
-                               .beta = args.b.data,
-                               .output = y.data,
-                               .input_rows = check.rows(x),
-                               .output_rows = check.rows(y),
-                               .num_rows = args.num_rows,
-                               .hidden_size = x.size(-1),
-                               .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
-                               .dtype = x.dtype,
-                               .affine_is_float32 = g.dtype == DType::kFloat32};
-  layer_norm(params, OnDevice(x));
+  const LayerNormParams params{args.tensors(check, eps, eps_tensor), args.x.dtype, args.affine_is_float32()};
+  layer_norm(params, OnDevice(args.x));
 }
 
 void layernorm_out(const Tensor& out, const Tensor& input, const Tensor& gemma, const Tensor& beta, double eps) {

@@ -12,21 +12,9 @@ void normalize(const Check& check, const Tensor& out, const Tensor& input, const
                double scale, const std::optional<Tensor>& scale_tensor, double eps,
                const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {
   const RmsNormArguments<true> args(check, out, input, residual, weight);
-  const View &x = args.x, &r = args.r, &y = args.y;
-  const RmsNormQuantParams params{.input = x.data,
-                                  .residual = residual ? r.data : nullptr,
-                                  .weight = args.w.data,
-                                  .output = y.data,
-                                  .input_rows = check.rows(x),
-                                  .residual_rows = residual ? check.rows(r) : Rows{},
-                                  .output_rows = check.rows(y),
-                                  .num_rows = args.num_rows,
-                                  .hidden_size = x.size(-1),
-                                  .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
-                                  .scale = quant_scale(check, scale, scale_tensor, "scale", x),
-                                  .dtype = x.dtype,
-                                  .output_dtype = y.dtype};
-  rms_norm_quant(params, OnDevice(x, enable_pdl));
+  const RmsNormQuantParams params{args.tensors(check, eps, eps_tensor),
+                                  quant_scale(check, scale, scale_tensor, "scale", args.x), args.x.dtype, args.y.dtype};
+  rms_norm_quant(params, OnDevice(args.x, enable_pdl));
 }
 
 void rmsnorm_quant(const Tensor& out, const Tensor& input, const Tensor& weight, double scale,
@@ -46,21 +34,10 @@ void layernorm_quant(const Tensor& out, const Tensor& input, const Tensor& gemma
                      const std::optional<Tensor>& scale_tensor, double eps, const std::optional<Tensor>& eps_tensor) {
   const Check check("layernorm_quant");
   const LayerNormArguments<true> args(check, out, input, gemma, beta);
-  const View &x = args.x, &g = args.g, &y = args.y;
-  const LayerNormQuantParams params{.input = x.data,
-                                    .gamma = g.data,
-                                    .beta = args.b.data,
-                                    .output = y.data,
-                                    .input_rows = check.rows(x),
-                                    .output_rows = check.rows(y),
-                                    .num_rows = args.num_rows,
-                                    .hidden_size = x.size(-1),
-                                    .eps = check.scalar(eps, eps_tensor, "eps_tensor", x),
-                                    .scale = quant_scale(check, scale, scale_tensor, "scale", x),
-                                    .dtype = x.dtype,
-                                    .output_dtype = y.dtype,
-                                    .affine_is_float32 = g.dtype == DType::kFloat32};
-  layer_norm_quant(params, OnDevice(x));
+  const LayerNormQuantParams params{args.tensors(check, eps, eps_tensor),
+                                    quant_scale(check, scale, scale_tensor, "scale", args.x), args.x.dtype,
+                                    args.y.dtype, args.affine_is_float32()};
+  layer_norm_quant(params, OnDevice(args.x));
 }
 
 void fused_add_rmsnorm_fp8_block_quant(const Tensor& out, const Tensor& block_scale, const Tensor& normed_out,

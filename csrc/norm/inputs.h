@@ -3,6 +3,8 @@
 
 #include "binding/binding.h"
 
+#include <flashinfer/common/norm.h>
+
 namespace flashinfer::binding {
 
 template <bool kQuantised>
@@ -20,6 +22,7 @@ void check_elements(const Check& check, const View& x, const View& y) {
 template <bool kQuantised>
 struct RmsNormArguments {
   View x, w, y, r;  // r is x without a residual
+  bool has_residual;
   int64_t num_rows;
 
   RmsNormArguments(const Check& check, const Tensor& out, const Tensor& input, const Tensor* residual,
@@ -27,7 +30,8 @@ struct RmsNormArguments {
       : x(input, "input"),
         w(weight, "weight"),
         y(&out == &input ? x : View(out, "out")),
-        r(residual ? View(*residual, "residual") : x) {
+        r(residual ? View(*residual, "residual") : x),
+        has_residual(residual != nullptr) {
     check_elements<kQuantised>(check, x, y);
     check.shape(w, {x.size(-1)});
     check.same_shape(y, x);
@@ -46,6 +50,19 @@ struct RmsNormArguments {
       for (const View* arg : {&x, &y, &w}) check.no_overlap(*arg, r, false);
     }
     num_rows = x.numel ? x.numel / x.size(-1) : 0;
+  }
+
+  RmsNormTensors tensors(const Check& check, double eps, const std::optional<Tensor>& eps_tensor) const {
+    return {.input = x.data,
+            .residual = has_residual ? r.data : nullptr,
+            .weight = w.data,
+            .output = y.data,
+            .input_rows = check.rows(x),
+            .residual_rows = has_residual ? check.rows(r) : Rows{},
+            .output_rows = check.rows(y),
+            .num_rows = num_rows,
+            .hidden_size = x.size(-1),
+            .eps = check.scalar(eps, eps_tensor, "eps_tensor", x)};
   }
 };
 
@@ -71,6 +88,19 @@ struct LayerNormArguments {
     check.no_overlap(y, x, !kQuantised);
     num_rows = x.numel ? x.numel / x.size(-1) : 0;
   }
+
+  LayerNormTensors tensors(const Check& check, double eps, const std::optional<Tensor>& eps_tensor) const {
+    return {.input = x.data,
+            .gamma = g.data,
+            .beta = b.data,
+            .output = y.data,
+            .input_rows = check.rows(x),
+            .output_rows = check.rows(y),
+            .num_rows = num_rows,
+            .hidden_size = x.size(-1),
+            .eps = check.scalar(eps, eps_tensor, "eps_tensor", x)};
+  }
+  bool affine_is_float32() const { return g.dtype == DType::kFloat32; }
 };
 
 }  // namespace flashinfer::binding

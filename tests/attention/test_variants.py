@@ -218,7 +218,7 @@ struct Masked : AttentionVariantBase {
 """
 
 
-HOPPER_FORM = r"""
+WGMMA_FORM = r"""
 struct Biased : AttentionVariantBase {
   float scale_log2;
   int first_query;
@@ -244,7 +244,7 @@ def test_the_form_of_hopper(device):
     """The form serves every backend. Constructor and hooks see the parameters in ``additional_params``."""
     dtype = torch.float16
     arguments = customised(
-        HOPPER_FORM, "Biased", dtype, tensors=[("bias", "float")], scalars=[("sm_scale", "double")], uri="hopper_form"
+        WGMMA_FORM, "Biased", dtype, tensors=[("bias", "float")], scalars=[("sm_scale", "double")], uri="wgmma_form"
     )
     q, k, v = inputs(dtype, device, 30, 700)
     bias = 0.01 * torch.randn(HEADS, device=device)

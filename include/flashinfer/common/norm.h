@@ -7,9 +7,9 @@
 
 namespace flashinfer {
 
-// y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset). With `residual`, x = input + residual. Its value
-// rounded to the element type is written back to `residual`.
-struct RmsNormParams {
+// Tensors and sizes of every RMSNorm. With `residual`, x = input + residual. Its value rounded to the element type is
+// written back to `residual`.
+struct RmsNormTensors {
   const void* input;
   void* residual;  // null without the fused addition
   const void* weight;
@@ -18,12 +18,16 @@ struct RmsNormParams {
   int64_t num_rows;
   int64_t hidden_size;
   Scalar eps;
+};
+
+// y = x / sqrt(mean(x^2) + eps) * (weight + weight_offset).
+struct RmsNormParams : RmsNormTensors {
   float weight_offset;  // 1 for Gemma
   DType dtype;
 };
 
-// y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta. gamma and beta are float32 or of x's type.
-struct LayerNormParams {
+// Tensors and sizes of every LayerNorm. gamma and beta are float32 or of the input's type.
+struct LayerNormTensors {
   const void* input;
   const void* gamma;
   const void* beta;
@@ -32,6 +36,10 @@ struct LayerNormParams {
   int64_t num_rows;
   int64_t hidden_size;
   Scalar eps;
+};
+
+// y = (x - mean(x)) / sqrt(var(x) + eps) * gamma + beta.
+struct LayerNormParams : LayerNormTensors {
   DType dtype;
   bool affine_is_float32;
 };

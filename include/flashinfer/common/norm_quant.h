@@ -1,24 +1,13 @@
 // Norms with a quantised 8-bit result: parameters of the kernels.
 #pragma once
 
-#include <flashinfer/common/dtype.h>
+#include <flashinfer/common/norm.h>
 #include <flashinfer/common/quant_scale.h>
-#include <flashinfer/common/rows.h>
-#include <flashinfer/common/scalar.h>
 
 namespace flashinfer {
 
-// output = x / sqrt(mean(x^2) + eps) * weight / scale, clamped to the finite range of the output's type. With
-// `residual`, x = input + residual. Its value rounded to the element type is written back to `residual`.
-struct RmsNormQuantParams {
-  const void* input;
-  void* residual;  // null without the fused addition
-  const void* weight;
-  void* output;
-  Rows input_rows, residual_rows, output_rows;
-  int64_t num_rows;
-  int64_t hidden_size;
-  Scalar eps;
+// output = x / sqrt(mean(x^2) + eps) * weight / scale, clamped to the finite range of the output's type.
+struct RmsNormQuantParams : RmsNormTensors {
   QuantScale scale;
   DType dtype, output_dtype;
 
@@ -26,16 +15,8 @@ struct RmsNormQuantParams {
 };
 
 // output = ((x - mean(x)) / sqrt(var(x) + eps) * gamma + beta) / scale, where the dividend is rounded to x's
-// type. The result is clamped as above. gamma and beta are float32 or of x's type.
-struct LayerNormQuantParams {
-  const void* input;
-  const void* gamma;
-  const void* beta;
-  void* output;
-  Rows input_rows, output_rows;
-  int64_t num_rows;
-  int64_t hidden_size;
-  Scalar eps;
+// type. The result is clamped as above.
+struct LayerNormQuantParams : LayerNormTensors {
   QuantScale scale;
   DType dtype, output_dtype;
   bool affine_is_float32;

@@ -270,18 +270,17 @@ void allreduce(const AllReduceParams& p) {
   const Rows rows{p.rows < 1 ? 1 : p.rows, 1, 0, 0, n};
   std::vector<T> normed(p.norm_out ? 0 : p.rows * n);
   T* norm_out = p.norm_out ? static_cast<T*>(p.norm_out) : normed.data();
-  rms_norm<T>(RmsNormParams{.input = out,
-                            .residual = p.residual_out,
-                            .weight = p.weight,
-                            .output = norm_out,
-                            .input_rows = rows,
-                            .residual_rows = rows,
-                            .output_rows = rows,
-                            .num_rows = p.rows,
-                            .hidden_size = n,
-                            .eps = {p.eps, nullptr},
-                            .weight_offset = p.weight_bias,
-                            .dtype = p.dtype});
+  const RmsNormTensors tensors{.input = out,
+                               .residual = p.residual_out,
+                               .weight = p.weight,
+                               .output = norm_out,
+                               .input_rows = rows,
+                               .residual_rows = rows,
+                               .output_rows = rows,
+                               .num_rows = p.rows,
+                               .hidden_size = n,
+                               .eps = {p.eps, nullptr}};
+  rms_norm<T>({tensors, p.weight_bias, p.dtype});
   if (p.quant != NormQuant::kNone) quantize_norm<T>(p, norm_out);
 }
 
