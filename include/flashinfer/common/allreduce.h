@@ -6,10 +6,10 @@
 // of these bits by another NaN, so no number changes.
 //
 // A call uses slot `epoch % 2`. Two slots suffice: a peer writes slot e again in call e + 2, after it has all
-// words that this rank sent in call e + 1, which follow this rank's reads and clears of call e. A fence before
-// the first store of a call and one after its last read order the clear before the peer's store. Headers are not
-// cleared by their reader but before the next call's header is sent, so a wait that ends late can tell which rank is
-// missing.
+// words that this rank sent in call e + 1, which follow this rank's reads and clears of call e. The header of call e +
+// 1 orders the clear before the peer's store: a fence precedes its store, and the peer acquires it before call e + 2.
+// Headers are not cleared by their reader but before the next call's header is sent, so a wait that ends late can tell
+// which rank is missing.
 //
 // In one shot each rank sends its input to all peers, and all add the same parts. In two shots each part has an owner:
 // all send it their inputs of the part, and it sends the sum to all. Both use the same place of an area, since the

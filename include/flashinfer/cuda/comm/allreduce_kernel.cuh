@@ -155,9 +155,11 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   const bool sends = failure == 0;  // words of a failed call must not meet those of a later one
   const uint32_t slot = epoch % kSlots * p.slot_parts;
   const bool has_header = blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends;
-  if (has_header) ptx::store_relaxed_sys(header_of(p.group, rank, threadIdx.x, epoch + 1), empty_words());
-  ptx::fence_sys();
-  if (has_header) ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
+  if (has_header) {
+    ptx::store_relaxed_sys(header_of(p.group, rank, threadIdx.x, epoch + 1), empty_words());
+    ptx::fence_sys();  // in these threads only: in all, fences took hundreds of microseconds (two H100)
+    ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
+  }
 
   // Distance to the owner of a part, 0 for this rank. It is the same for all lanes of a warp.
   const auto owner_of = [&](const Place& at) { return (at.in_row / 32 + at.row) % ranks; };
@@ -313,11 +315,11 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   }
 
   if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank) compare_headers(p, threadIdx.x, epoch, failure);
-  ptx::fence_sys();
-  __syncthreads();
-  // Every call advances all words, so a later call finds them equal whatever its grid is.
+  // Every call advances all words, so a later call finds them equal whatever its grid is. The last thread reads a word
+  // while the first ones read headers.
   volatile uint32_t* words = p.group.state->epoch;
-  if (threadIdx.x == 0 && words[blockIdx.x] != epoch && failure == 0) failure = fail(p, CommError::kConcurrent, rank);
+  if (threadIdx.x == blockDim.x - 1 && words[blockIdx.x] != epoch && failure == 0)
+    failure = fail(p, CommError::kConcurrent, rank);
   report_failure(p, failure, epoch);
   __syncthreads();
   for (int k = blockIdx.x + threadIdx.x * gridDim.x; k < kEpochWords; k += blockDim.x * gridDim.x) words[k] = epoch + 1;

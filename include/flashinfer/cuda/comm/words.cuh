@@ -92,12 +92,13 @@ __device__ __forceinline__ uint4 take(const AllReduceParams& p, uint4 words, uin
   return words;
 }
 
-// Compares the call of `sender` with this one.
+// Compares the call of `sender` with this one, and acquires the header.
 __device__ __forceinline__ void compare_headers(const AllReduceParams& p, int sender, uint32_t epoch,
                                                 Failure& failure) {
   const uint8_t* from = header_of(p.group, p.group.rank, sender, epoch);
-  const uint4 theirs = wait_for(p, ptx::load4_relaxed_sys(from), from, sender, epoch, failure);
-  if (failure == 0 && !is_same(header_in(theirs), header_of(p, epoch))) failure = fail(p, CommError::kMismatch, sender);
+  wait_for(p, ptx::load4_relaxed_sys(from), from, sender, epoch, failure);
+  const CallHeader theirs = header_in(ptx::load4_acquire_sys(from));
+  if (failure == 0 && !is_same(theirs, header_of(p, epoch))) failure = fail(p, CommError::kMismatch, sender);
 }
 
 }  // namespace flashinfer::cuda

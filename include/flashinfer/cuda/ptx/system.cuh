@@ -25,6 +25,15 @@ __device__ __forceinline__ uint4 load4_relaxed_sys(const void* from) {
                : "memory");
   return value;
 }
+// Orders the load before this thread's later accesses.
+__device__ __forceinline__ uint4 load4_acquire_sys(const void* from) {
+  uint4 value;
+  asm volatile("ld.acquire.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(__cvta_generic_to_global(from))
+               : "memory");
+  return value;
+}
 __device__ __forceinline__ uint32_t load_relaxed_sys(const void* from) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(from)) : "memory");
