@@ -238,13 +238,17 @@ struct Biased : AttentionVariantBase {
   REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, { return output * 2.0f; })
 };
 """
+WGMMA_SUMS = WGMMA_FORM.replace(
+    "qo_head_idx, { return output * 2.0f;", "qo_head_idx, m, d, scale, {\n    return output * 2.0f / d;"
+)
 
 
-def test_the_form_of_hopper(device):
+@pytest.mark.parametrize("text", [WGMMA_FORM, WGMMA_SUMS], ids=["normalised", "sums"])
+def test_the_form_of_hopper(text, device):
     """The form serves every backend. Constructor and hooks see the parameters in ``additional_params``."""
     dtype = torch.float16
     arguments = customised(
-        WGMMA_FORM, "Biased", dtype, tensors=[("bias", "float")], scalars=[("sm_scale", "double")], uri="wgmma_form"
+        text, "Biased", dtype, tensors=[("bias", "float")], scalars=[("sm_scale", "double")], uri="wgmma_form"
     )
     q, k, v = inputs(dtype, device, 30, 700)
     bias = 0.01 * torch.randn(HEADS, device=device)
@@ -256,6 +260,70 @@ def test_the_form_of_hopper(device):
     assert_near(got, want, tolerance=4e-3)
     want_lse = torch.logsumexp(0.11 * logits, -1).T / math.log(2)
     torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
+
+
+NORMALISED = r"""
+struct Normalised : AttentionVariantBase {
+  uint32_t window_left, kv_len;
+  float sm_scale_log2;
+  template <typename Params>
+  __device__ __host__ Normalised(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    kv_len = params.get_kv_len(batch_idx), window_left = kv_len;
+    sm_scale_log2 = params.sm_scale * math::log2e;
+  }
+  REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    return qo_idx != 1 || params.all != 0;
+  })
+  REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, {
+    const float sink = params.sinks[qo_head_idx] * math::log2e, zero = 0.f, one = 1.f;
+    const float own = m != -math::inf ? math::ptx_rcp(d + math::ptx_exp2(sink - m)) : zero;
+    return output * scale * own * one;
+  })
+};
+"""
+
+
+@pytest.mark.parametrize("kv_len", [40, 2500])
+def test_an_output_that_the_variant_normalises(kv_len, device):
+    """The hook gets the sums of a row and their reference, with whole and with split keys. It adds a sink here."""
+    dtype = torch.float16
+    arguments = customised(
+        NORMALISED, "Normalised", dtype, tensors=[("sinks", "float")],
+        scalars=[("sm_scale", "double"), ("all", "int64_t")], uri="normalised",
+    )  # fmt: skip
+    module = single_module(arguments, device)
+    q, k, v = inputs(dtype, device, 3, kv_len)
+    sinks = torch.linspace(-2, 9, HEADS, device=device)
+    keys, values = (x.cpu().double().repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    logits = 0.3 * torch.einsum("qhd,khd->hqk", q.cpu().double(), keys)
+    with_sinks = torch.cat([logits, sinks.cpu().double()[:, None, None].expand(-1, 3, 1)], -1)
+    want = torch.einsum("hqk,khd->qhd", torch.softmax(with_sinks, -1)[..., :-1], values)
+    want_lse = torch.logsumexp(logits, -1).T / math.log(2)
+    got, lse = single(module, q, k, v, sinks, 0.3, 1, return_lse=True)
+    assert_near(got, want, tolerance=4e-3)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
+    got, lse = single(module, q, k, v, sinks, 0.3, 0, return_lse=True)
+    want[1], want_lse[1] = 0, -math.inf  # the query sees no key
+    assert_near(got, want, tolerance=4e-3)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
+
+
+def test_outputs_of_sigmoid_attention_in_two_forms(device):
+    """Without softmax, both forms of the hook get the same sums. The state is (0, 1)."""
+    q, k, v = inputs(torch.float16, device, 3, 900)
+    results = []
+    for head, body in (("", "output"), ("m, d, scale, ", "m == 0.f ? output * math::ptx_rcp(d) : math::inf")):
+        hook = (
+            "  REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, "
+            f"{head}{{\n    return 2.f * ({body});\n  }})\n}};\n"
+        )
+        text = FLASH_SIGMOID.rstrip().removesuffix("};") + hook
+        scalars = [(name, "double") for name in SIGMOID_PARAMETERS[2]]
+        arguments = customised(text, "FlashSigmoid", torch.float16, scalars=scalars, uri=f"sigmoid_{len(head)}")
+        results.append(single(single_module(arguments, device), q, k, v, SCALE, BIAS))
+    want, _ = attention(q, k, v, weights=lambda x: 1 / (1 + torch.exp(-(x * SCALE + BIAS))))
+    assert relative_error(results[0], 2 * want) < 2e-2
+    assert results[1].equal(results[0])
 
 
 def test_a_mask_a_window_and_a_tensor_to_write_to(device):

@@ -51,6 +51,9 @@ using MaskOf =
 template <typename V, typename P>
 using OutputOf =
     decltype(static_cast<float>(std::declval<const V&>().OutputTransform(std::declval<const P&>(), 0.0f, 0u, 0u, 0u)));
+template <typename V, typename P>
+using SumsOf = decltype(static_cast<float>(
+    std::declval<const V&>().OutputTransform(std::declval<const P&>(), 0.0f, 0u, 0u, 0u, 0.0f, 0.0f, 0.0f)));
 
 template <template <typename, typename> class Call, typename V, typename P, typename = void>
 constexpr bool can_call = false;
@@ -85,9 +88,10 @@ template <typename V, typename P>
 struct VariantOfForm {
   static constexpr bool kHooks =
       form::query<V, P> && form::key<V, P> && form::logits<V, P> && form::mask<V, P> && form::output<V, P>;
-  static constexpr bool kCalls = form::can_call<form::QueryOf, V, P> && form::can_call<form::KeyOf, V, P> &&
-                                 form::can_call<form::LogitsOf, V, P> && form::can_call<form::MaskOf, V, P> &&
-                                 form::can_call<form::OutputOf, V, P>;
+  static constexpr bool kCalls =
+      form::can_call<form::QueryOf, V, P> && form::can_call<form::KeyOf, V, P> &&
+      form::can_call<form::LogitsOf, V, P> && form::can_call<form::MaskOf, V, P> &&
+      (V::normalises_output ? form::can_call<form::SumsOf, V, P> : form::can_call<form::OutputOf, V, P>);
   static constexpr bool kConstructs = std::is_constructible_v<V, const P&, uint32_t, uint8_t*>;
   static constexpr bool kCopies = std::is_copy_constructible_v<V>;
   static constexpr bool kWindow = std::is_integral_v<typename form::WindowType<V>::type>;

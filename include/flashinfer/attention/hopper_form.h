@@ -59,7 +59,7 @@ struct FromHopperForm : V {
   static constexpr bool use_softmax = Updater::kSoftmax;
   static constexpr bool transforms_query = V::transforms_query, transforms_key = V::transforms_key;
   static constexpr bool transforms_logits = V::transforms_logits, masks_logits = V::masks_logits;
-  static constexpr bool transforms_output = V::transforms_output;
+  static constexpr bool transforms_output = V::transforms_output, normalises_output = V::normalises_output;
   float sm_scale_log2 = 1.0f;
 
   template <typename Params>
@@ -98,6 +98,11 @@ struct FromHopperForm : V {
   FLASHINFER_HD T OutputTransform(const Params& params, T output, uint32_t batch_idx, uint32_t qo_idx,
                                   uint32_t qo_head_idx) const {
     return V::OutputTransform(MainloopParams<Params>{params}, output, batch_idx, qo_idx, qo_head_idx);
+  }
+  template <typename Params, typename T>
+  FLASHINFER_HD T OutputTransform(const Params& params, T output, uint32_t batch_idx, uint32_t qo_idx,
+                                  uint32_t qo_head_idx, float m, float d, float scale) const {
+    return V::OutputTransform(MainloopParams<Params>{params}, output, batch_idx, qo_idx, qo_head_idx, m, d, scale);
   }
 };
 

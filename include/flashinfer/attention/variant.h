@@ -32,7 +32,7 @@ namespace flashinfer {
 struct AttentionVariantBase {
   static constexpr bool use_softmax = true;
   static constexpr bool transforms_query = false, transforms_key = false, transforms_logits = false;
-  static constexpr bool masks_logits = false, transforms_output = false;
+  static constexpr bool masks_logits = false, transforms_output = false, normalises_output = false;
 
   template <typename Params, typename T>
   FLASHINFER_HD T QueryTransform(const Params&, T q) const {
@@ -55,6 +55,28 @@ struct AttentionVariantBase {
     return output;
   }
 };
+
+// Transforms an element of the output of a row whose state is (m, l). `o` is normalised, unless the variant
+// normalises it. Without softmax, the state is (0, 1).
+template <typename Variant, typename Params>
+FLASHINFER_HD float transform_output(const Params& params, const Variant& variant, float o, uint32_t batch_idx,
+                                     uint32_t qo_idx, uint32_t qo_head_idx, float m, float l) {
+  if constexpr (!Variant::normalises_output) {
+    return static_cast<float>(variant.OutputTransform(params, o, batch_idx, qo_idx, qo_head_idx));
+  } else if constexpr (Variant::use_softmax) {
+    return static_cast<float>(
+        variant.OutputTransform(params, o, batch_idx, qo_idx, qo_head_idx, l == 0 ? -math::inf : m, l, 1.0f));
+  } else {
+    return static_cast<float>(variant.OutputTransform(params, o, batch_idx, qo_idx, qo_head_idx, 0.0f, 1.0f, 1.0f));
+  }
+}
+
+// Returns the factor of a row's output with sum l, `rescale / l`. A variant that normalises gets `rescale`.
+template <typename Variant>
+FLASHINFER_HD float normaliser_of(float l, float rescale) {
+  if constexpr (!Variant::use_softmax) return 1.0f;
+  return Variant::normalises_output ? rescale : l == 0 ? 0.0f : rescale / l;
+}
 
 template <typename Variant, typename = void>
 constexpr bool has_window = false;
@@ -114,8 +136,18 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
                                 [[maybe_unused]] uint32_t qo_head_idx, [[maybe_unused]] uint32_t kv_head_idx) const { \
     __VA_ARGS__                                                                                                       \
   }
-// Transforms an element of the finished output, as float.
-#define REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, ...)                   \
+// Transforms an element of the output, as float. There are two forms:
+//   (params, output, batch_idx, qo_idx, qo_head_idx, { ... })               output is normalised
+//   (params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, { ... })  the body normalises it
+// In the second form, output is the sum of 2^(S - m) V over all keys, times the scale of V, and d is the sum of
+// 2^(S - m). S is the logit times sm_scale_log2. m is the reference of the sums, near the largest S, and -inf if
+// the query sees no key. scale is 1. Without softmax, output is the sum of weight V, m is 0 and d is 1. Splits of the
+// keys are merged before, so that the body runs once for each element. The forms are told apart by their commas: the
+// body of the first form has at most two outside parentheses.
+#define REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, ...) \
+  FLASHINFER_OUTPUT_FORM(__VA_ARGS__)(params, output, batch_idx, qo_idx, qo_head_idx, __VA_ARGS__)
+
+#define FLASHINFER_NORMALISED_OUTPUT(params, output, batch_idx, qo_idx, qo_head_idx, ...)                \
   static constexpr bool transforms_output = true;                                                        \
   template <typename Params, typename T>                                                                 \
   FLASHINFER_HD T OutputTransform([[maybe_unused]] const Params& params, T output,                       \
@@ -123,3 +155,23 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
                                   [[maybe_unused]] uint32_t qo_head_idx) const {                         \
     __VA_ARGS__                                                                                          \
   }
+#define FLASHINFER_SUMMED_OUTPUT(params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, ...)       \
+  static constexpr bool transforms_output = true, normalises_output = true;                              \
+  template <typename Params, typename T>                                                                 \
+  FLASHINFER_HD T OutputTransform([[maybe_unused]] const Params& params, T output,                       \
+                                  [[maybe_unused]] uint32_t batch_idx, [[maybe_unused]] uint32_t qo_idx, \
+                                  [[maybe_unused]] uint32_t qo_head_idx, [[maybe_unused]] float m,       \
+                                  [[maybe_unused]] float d, [[maybe_unused]] float scale) const {        \
+    __VA_ARGS__                                                                                          \
+  }
+
+// Selects the second form if there are four arguments or more, at most 35.
+#define FLASHINFER_OUTPUT_FORM(...)                                                                            \
+  FLASHINFER_36TH(__VA_ARGS__, FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT), FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT), \
+                  FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT), FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT),              \
+                  FLASHINFER_NORMALISED_OUTPUT, FLASHINFER_NORMALISED_OUTPUT, FLASHINFER_NORMALISED_OUTPUT, )
+#define FLASHINFER_8(x) x, x, x, x, x, x, x, x
+#define FLASHINFER_36TH(...) FLASHINFER_36TH_OF(__VA_ARGS__)
+#define FLASHINFER_36TH_OF(_1, _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12, _13, _14, _15, _16, _17, _18, _19, _20, \
+                           _21, _22, _23, _24, _25, _26, _27, _28, _29, _30, _31, _32, _33, _34, _35, x, ...)         \
+  x

@@ -36,9 +36,8 @@ void merge_tile(const Params& params, const MergeItem& item, int32_t kv_head) {
     const int32_t query = static_cast<int32_t>(common.group.div(item.row_start + row));
     const int32_t head = kv_head * group + item.row_start + row - query * group;
     const float rescale = add_sink<Variant>(params, head, m, l);
-    const float scale = Variant::use_softmax ? (l == 0 ? 0.0f : rescale * common.o_scale / l) : common.o_scale;
-    Row::write_row(params, variant, item.batch, item.qo_start, query, head, sums, scale,
-                   l == 0 ? -math::inf : m + math::ptx_log2(l));
+    const float scale = normaliser_of<Variant>(l, rescale) * common.o_scale;
+    Row::write_row(params, variant, item.batch, item.qo_start, query, head, sums, scale, m, l);
   }
 }
 

@@ -170,9 +170,8 @@ struct Tile {
   void finish(int row, float* sums, float m, float l) const {
     if (item.slot < 0) {
       const float rescale = add_sink<Variant>(params, head(row), m, l);
-      const float lse = l == 0 ? -math::inf : m + math::ptx_log2(l);
-      const float scale = !Variant::use_softmax ? 1.0f : l == 0 ? 0.0f : rescale / l;
-      write_row(params, variant, item.batch, item.qo_start, query(row), head(row), sums, scale * common.o_scale, lse);
+      const float scale = normaliser_of<Variant>(l, rescale) * common.o_scale;
+      write_row(params, variant, item.batch, item.qo_start, query(row), head(row), sums, scale, m, l);
       return;
     }
     const int64_t at = (static_cast<int64_t>(item.slot) * common.num_kv_heads + kv_head) * common.slot_rows + row;
@@ -181,16 +180,15 @@ struct Tile {
   }
 
   static void write_row(const Params& params, const Variant& variant, int32_t batch, int32_t qo_start, int32_t query,
-                        int32_t head, float* sums, float scale, float lse) {
+                        int32_t head, float* sums, float scale, float m, float l) {
     const AttentionParams& common = params;
     const int64_t token = qo_start + query;
     auto* o = static_cast<typename Types::DTypeO*>(common.o) + token * common.o_row + head * common.o_head;
     for (int d = 0; d < kDV; d += kLanes) store(sums + d, load(sums + d) * scale);
     if constexpr (Variant::transforms_output)
-      for (int d = 0; d < kDV; ++d)
-        sums[d] = static_cast<float>(variant.OutputTransform(params, sums[d], batch, query, head));
+      for (int d = 0; d < kDV; ++d) sums[d] = transform_output(params, variant, sums[d], batch, query, head, m, l);
     for_lanes<kDV>([&](int d, int count) { store(o + d, load(sums + d), count); });
-    if (common.lse) common.lse[token * common.num_qo_heads + head] = lse;
+    if (common.lse) common.lse[token * common.num_qo_heads + head] = l == 0 ? -math::inf : m + math::ptx_log2(l);
   }
 };
 

@@ -12,6 +12,7 @@
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
 #include <flashinfer/attention/sinks.h>
+#include <flashinfer/attention/variant.h>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
@@ -101,14 +102,15 @@ template <typename Variant, typename Types, typename P>
 __device__ __forceinline__ void write_merged(const P& params, const MergeRow& row, int column,
                                              PartialState<Variant::use_softmax>& merged) {
   float normaliser = params.o_scale * add_sink<Variant>(params, row.qo_head, merged.m, merged.l);
-  if constexpr (Variant::use_softmax) normaliser *= merged.l == 0 ? 0.0f : 1.0f / merged.l;
+  if constexpr (Variant::use_softmax && !Variant::normalises_output)
+    normaliser *= merged.l == 0 ? 0.0f : 1.0f / merged.l;
   float values[4] = {merged.o.x * normaliser, merged.o.y * normaliser, merged.o.z * normaliser,
                      merged.o.w * normaliser};
   if constexpr (Variant::transforms_output) {
     const Variant variant(params, static_cast<uint32_t>(row.batch), nullptr);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      values[i] = variant.OutputTransform(params, values[i], row.batch, row.qo_idx, row.qo_head);
+      values[i] = transform_output(params, variant, values[i], row.batch, row.qo_idx, row.qo_head, merged.m, merged.l);
   }
   auto* o = static_cast<typename Types::DTypeO*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head;
   store_vec(o + column * 4, Vec<typename Types::DTypeO, 4>::from_floats(values));

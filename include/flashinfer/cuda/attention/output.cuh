@@ -6,6 +6,7 @@
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
 #include <flashinfer/attention/sinks.h>
+#include <flashinfer/attention/variant.h>
 #include <flashinfer/cuda/attention/fragments.cuh>
 #include <flashinfer/cuda/attention/shape.cuh>
 #include <flashinfer/cuda/attention/softmax.cuh>
@@ -48,9 +49,10 @@ struct RowOutput {
   }
 
   // Writes columns from `column` on, multiplied by `share`. It is 1 for a partial state, which is not normalised.
+  // m and l are the row's state for the variant.
   template <typename Variant, typename P, int kN>
   __device__ __forceinline__ void store_columns(const P& params, const Variant& variant, int32_t batch, int column,
-                                                float (&values)[kN], float share) const {
+                                                float (&values)[kN], float share, float m, float l) const {
 #pragma unroll
     for (int i = 0; i < kN; ++i) values[i] *= share;
     if (partial) {
@@ -60,7 +62,7 @@ struct RowOutput {
       for (int i = 0; i < kN; ++i) {
         values[i] *= params.o_scale;
         if constexpr (Variant::transforms_output)
-          values[i] = variant.OutputTransform(params, values[i], batch, qo_idx, qo_head);
+          values[i] = transform_output(params, variant, values[i], batch, qo_idx, qo_head, m, l);
       }
       store_vec(o + column, Vec<typename S::DTypeO, kN>::from_floats(values));
     }
@@ -79,14 +81,14 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
       const RowOutput<S> row(params, item, warp, warp.row(m, half));
       float base = softmax.base(m, half), sum = Variant::use_softmax ? quad_sum(softmax.sum[m][half]) : 0;
       const float rescale = row.o ? add_sink<Variant>(params, row.qo_head, base, sum) : 1.0f;
-      const float share = !Variant::use_softmax || row.partial ? 1.0f : sum == 0 ? 0.0f : rescale / sum;
+      const float share = row.partial ? 1.0f : normaliser_of<Variant>(sum, rescale);
 #pragma unroll
       for (int pair = 0; pair < S::kNOut / 2; ++pair) {
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
           float values[2];
           const int column = output_pair<S>(o[m][2 * pair], o[m][2 * pair + 1], half, pair, part, values);
-          row.template store_columns<Variant>(params, variant, item.batch, column, values, share);
+          row.template store_columns<Variant>(params, variant, item.batch, column, values, share, base, sum);
         }
       }
       if (threadIdx.x % 4 == 0) row.store_softmax(base, sum);
@@ -152,8 +154,8 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
           values[3] += share * part.w;
     }
     const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, max_m, sum_l) : 1.0f;
-    const float normaliser = !Variant::use_softmax || to.partial ? 1.0f : sum_l == 0 ? 0.0f : rescale / sum_l;
-    to.template store_columns<Variant>(params, variant, item.batch, column, values, normaliser);
+    const float normaliser = to.partial ? 1.0f : normaliser_of<Variant>(sum_l, rescale);
+    to.template store_columns<Variant>(params, variant, item.batch, column, values, normaliser, max_m, sum_l);
     if (column == 0) to.store_softmax(max_m, sum_l);
   }
 }

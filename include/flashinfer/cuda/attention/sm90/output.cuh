@@ -6,6 +6,7 @@
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/params.h>
 #include <flashinfer/attention/sinks.h>
+#include <flashinfer/attention/variant.h>
 #include <flashinfer/cuda/attention/output.cuh>
 #include <flashinfer/cuda/attention/sm90/load.cuh>
 #include <flashinfer/cuda/attention/sm90/rows.cuh>
@@ -41,6 +42,7 @@ struct WarpgroupOutput {
       const RowOutput<S> to(params, work, rows, rows.row(0, half));
       const float rescale = to.o ? add_sink<Variant>(params, to.qo_head, base, sum) : 1.0f;
       float normaliser = !Variant::use_softmax || work.slot >= 0 ? 1.0f
+                         : Variant::normalises_output            ? rescale
                          : sum == 0                              ? 0.0f
                                                                  : rescale * math::ptx_rcp(sum);
       if (threadIdx.x % 4 == 0) to.store_softmax(base, sum);
@@ -50,7 +52,7 @@ struct WarpgroupOutput {
       for (int i = 2 * half; i < S::kDV / 2; i += i % 2 == 0 ? 1 : 3) {
         o[i] *= normaliser;
         if constexpr (Variant::transforms_output) {
-          if (to.o) o[i] = variant.OutputTransform(params, o[i], work.batch, to.qo_idx, to.qo_head);
+          if (to.o) o[i] = transform_output(params, variant, o[i], work.batch, to.qo_idx, to.qo_head, base, sum);
         }
       }
     }
