@@ -77,9 +77,9 @@ def checked_manifests(artifacts: Path) -> dict[str, dict[str, Any]]:
     root, manifests = artifacts.parent.parent, {}
     for path in sorted(artifacts.glob("[!.]*/manifest.json")):
         name, manifest = path.parent.name, json.loads(path.read_bytes())
-        if _digest(path.with_name(f"{name}.so")) != manifest["sha256"]:
+        if file_digest(path.with_name(f"{name}.so")) != manifest["sha256"]:
             raise RuntimeError(f"{path.parent} is damaged: run scripts/build_aot.py again")
-        changed = sorted(file for file, digest in manifest["files"].items() if _digest(root / file) != digest)
+        changed = sorted(file for file, digest in manifest["files"].items() if file_digest(root / file) != digest)
         if changed:
             raise RuntimeError(f"{path.parent} is older than {', '.join(changed)}: run scripts/build_aot.py again")
         manifests[name] = manifest
@@ -104,5 +104,5 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

@@ -99,7 +99,7 @@ def unpack(archive: Path, folder: Path) -> list[str]:
         OSError: it cannot be read, or ``folder`` cannot be written.
     """
     with archive.open("rb") as raw, _read(raw) as stream:
-        source = _Source(archive, stream)
+        source = Source(archive, stream)
         name, size = source.member()
         if name != INDEX or size > LARGEST_INDEX:
             raise ArtifactError(f"{archive}: begins with {name!r} of {size} bytes, wanted a small {INDEX}")
@@ -153,7 +153,7 @@ def _checked_index(archive: Path, data: bytes) -> dict[str, tuple[int, str]]:
     return files
 
 
-class _Source:
+class Source:
     """The blocks of a tar in order. No more bytes are read at once than were checked before."""
 
     def __init__(self, archive: Path, stream: IO[bytes]) -> None:
@@ -163,14 +163,15 @@ class _Source:
         """Return exactly ``size`` bytes. ``padded``: skip the rest of their last block too."""
         left, parts = size + (-size % _BLOCK if padded else 0), list[bytes]()
         while left:
-            part = self._some(min(left, _CHUNK))
+            part = self.read_some(min(left, _CHUNK))
             if not part:
                 raise ArtifactError(f"{self.archive}: ends too early")
             parts.append(part)
             left -= len(part)
         return b"".join(parts)[:size]
 
-    def _some(self, most: int) -> bytes:
+    def read_some(self, most: int) -> bytes:
+        """Return at most ``most`` bytes, none at the end."""
         try:
             return self.stream.read(most)
         except Exception as err:  # every compression has its own errors
@@ -212,7 +213,7 @@ class _Source:
     def end(self) -> None:
         """Check that only the zeros follow that fill a tar's last record."""
         rest = self.take(2 * _BLOCK)
-        while len(rest) < 64 * _BLOCK and (part := self._some(64 * _BLOCK)):
+        while len(rest) < 64 * _BLOCK and (part := self.read_some(64 * _BLOCK)):
             rest += part
         if len(rest) >= 64 * _BLOCK or any(rest):
             raise ArtifactError(f"{self.archive}: continues after its last file")

@@ -160,15 +160,15 @@ def _publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifa
         (private / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
         for path, mode in ((private / f"{name}.so", 0o644), (private / MANIFEST, 0o644), (private, 0o755)):
             path.chmod(mode)
-            _sync(path)
+            sync_to_disk(path)
         _replace_directory(private, destination)
-        _sync(destination.parent)
+        sync_to_disk(destination.parent)
     finally:
         shutil.rmtree(private, ignore_errors=True)
     return Artifact(name, destination / f"{name}.so", manifest)
 
 
-def _sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -37,15 +37,15 @@ class Event:
 _subscribers: list[Callable[[Event], None]] = []
 _sums: dict[tuple[str, str], tuple[int, float]] = {}  # (module, kind) -> count, milliseconds
 _unwritable: set[Path] = set()  # files whose error was reported
-_guard = threading.RLock()  # reentrant, because a signal handler may emit while its thread does
+guard = threading.RLock()  # reentrant, because a signal handler may emit while its thread does
 _logger = logging.getLogger("flashinfer")
 _host = os.uname().nodename
 
 
 def _start_afresh() -> None:
     """Reset the sums and the lock in a forked child, which lacks the thread that may hold the lock."""
-    global _guard
-    _guard = threading.RLock()
+    global guard
+    guard = threading.RLock()
     _sums.clear()
 
 
@@ -63,7 +63,7 @@ def subscribe(callback: Callable[[Event], None]) -> Callable[[], None]:
 
 def stats() -> dict[str, dict[str, dict[str, Any]]]:
     """Return counts and times of this process, by ``"kinds"`` and by ``"modules"`` and kinds."""
-    with _guard:
+    with guard:
         sums = dict(_sums)
     result: dict[str, dict[str, dict[str, Any]]] = {"kinds": {}, "modules": {}}
     for (module, kind), (count, ms) in sums.items():
@@ -76,7 +76,7 @@ def stats() -> dict[str, dict[str, dict[str, Any]]]:
 def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
     """Count an event. Pass it to all subscribers, FLASHINFER_JIT_EVENTS and the logger ``flashinfer``."""
     event = Event(kind, module, round(ms, 3), time.time(), os.getpid(), _host, detail)
-    with _guard:
+    with guard:
         count, total = _sums.get((module, kind), (0, 0.0))
         _sums[module, kind] = count + 1, total + event.ms
     for callback in tuple(_subscribers):

@@ -26,7 +26,7 @@ from .spec import Spec
 DAY = 86400.0  # seconds
 
 LOADED: dict[str, Artifact] = {}  # name -> artifact that is part of this process
-_per_module: dict[str, threading.RLock] = {}
+module_locks: dict[str, threading.RLock] = {}
 _loading = set[str]()  # modules whose lock is held
 _numbers = iter(
     itertools.count().__next__, None
@@ -35,7 +35,7 @@ _numbers = iter(
 
 def _start_afresh() -> None:
     """Reset the locks in a forked child, which lacks the threads that hold them."""
-    _per_module.clear()
+    module_locks.clear()
     _loading.clear()
 
 
@@ -72,7 +72,7 @@ def load(spec: Spec, needs: Needs | None = None) -> Any:
         with _only(spec):
             if loaded(spec, needs) is None and (artifact := outcome.artifact) is not None:
                 with verified(artifact) as descriptor:
-                    _map(artifact, descriptor)
+                    map_library(artifact, descriptor)
                 _keep(spec, artifact, started)
     return getattr(torch.ops, spec.namespace)
 
@@ -84,7 +84,7 @@ def _only(spec: Spec) -> Iterator[None]:
     Raises:
         ReentrantBuildError: this thread is loading it already.
     """
-    with _per_module.setdefault(spec.name, threading.RLock()):  # setdefault is atomic
+    with module_locks.setdefault(spec.name, threading.RLock()):  # setdefault is atomic
         if spec.name in _loading:  # the lock is reentrant
             raise ReentrantBuildError(spec.name)
         _loading.add(spec.name)
@@ -96,7 +96,7 @@ def _only(spec: Spec) -> Iterator[None]:
 
 def _hit(started: float, found: Artifact, descriptor: int) -> None:
     emit("hit", found.name, (time.perf_counter() - started) * 1e3, path=found.path)
-    _map(found, descriptor)
+    map_library(found, descriptor)
 
 
 def _keep(spec: Spec, artifact: Artifact, started: float) -> None:
@@ -138,7 +138,7 @@ def mark_used(found: Artifact) -> None:
             os.utime(manifest)
 
 
-def _map(found: Artifact, descriptor: int) -> None:
+def map_library(found: Artifact, descriptor: int) -> None:
     """Map the verified file, wherever its path leads by now.
 
     ``torch.ops.load_library`` would use the path. A library with ``$ORIGIN`` in its run path is not

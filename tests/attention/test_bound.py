@@ -16,6 +16,7 @@ from flashinfer import decode, prefill
 from flashinfer._attention import bound as _bound
 
 from ..support.attention_oracle import int32, workspace
+from ..support.plans import bound_calls, plan_of
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
 NO_SCALES = (None, None, None)
@@ -54,7 +55,7 @@ def handle_of(bound: Any) -> int:
 
 
 def namespace_of(wrapper: Any) -> Any:
-    return wrapper._planned.operators.namespace
+    return plan_of(wrapper).operators.namespace
 
 
 # Results
@@ -66,7 +67,7 @@ def test_plans(layout, scales, device):
     wrapper = planned(device, [3, 16, 1], layout)
     q, cache = inputs(device, 3, layout)
     want, want_lse = full(wrapper, q, cache, scales)
-    bound, pair = wrapper._bound, cache.unbind(1)
+    bound, pair = bound_calls(wrapper), cache.unbind(1)
     assert torch.equal(bound.call(q, cache, None, scales), want)
     assert torch.equal(bound.call(q, *pair, scales), want)
     assert_equal(bound.call(q, cache, None, scales, return_lse=True), (want, want_lse))
@@ -87,7 +88,7 @@ def test_ragged_keys(device):
     wrapper.plan(int32([0, 2, 5]), int32([0, 7, 16]), HEADS, KV_HEADS, DIM, causal=True)
     q, (k, v) = drawn(5, HEADS, DIM, device=device), (drawn(16, KV_HEADS, DIM, device=device) for _ in range(2))
     want = wrapper._run(q, k, v, (), NO_SCALES, None, None, True)
-    assert_equal(wrapper._bound.call(q, k, v, NO_SCALES, return_lse=True), want)
+    assert_equal(bound_calls(wrapper).call(q, k, v, NO_SCALES, return_lse=True), want)
     assert_equal(wrapper.run(q, k, v, return_lse=True), want)
     assert torch.equal(wrapper.run(q, k, v), want[0])
 
@@ -168,11 +169,11 @@ def test_freed_plans(device):
     first, second = planned(device, [3, 5]), planned(device, [16, 1])
     wanted = [full(wrapper, q, cache) for wrapper in (first, second)]
     assert not torch.equal(wanted[0][0], wanted[1][0])
-    operators, old = namespace_of(first), handle_of(first._bound)
+    operators, old = namespace_of(first), handle_of(bound_calls(first))
     assert torch.equal(operators.run_bound(q, cache, None, old, DIM**-0.5, 1.0), wanted[0][0])
     first.plan(int32([0, 1, 2]), int32([1, 0]), int32([16, 1]), HEADS, KV_HEADS, DIM, PAGE)
     gc.collect()
-    assert handle_of(first._bound) == old, "a plan with the same options binds its calls again"
+    assert handle_of(bound_calls(first)) == old, "a plan with the same options binds its calls again"
     assert torch.equal(operators.run_bound(q, cache, None, old, DIM**-0.5, 1.0), wanted[1][0])
     assert_equal(first.run(q, cache, return_lse=True), wanted[1])
     del first
@@ -228,7 +229,7 @@ def test_errors_of_the_full_operator(device):
     """The bound operator's own errors, without the full operator."""
     wrapper = planned(device, [3, 16])
     q, cache = inputs(device, 2)
-    operators, handle = namespace_of(wrapper), handle_of(wrapper._bound)
+    operators, handle = namespace_of(wrapper), handle_of(bound_calls(wrapper))
     for message, arguments in (
         ("q: got size 3 of dimension 0, wanted 2 as was bound", (drawn(3, HEADS, DIM, device=device), cache)),
         ("q: got size 8 of dimension 1, wanted 4 as was bound", (drawn(2, 8, DIM, device=device), cache)),
@@ -256,7 +257,7 @@ def test_inputs_that_are_copied(device, monkeypatch):
     want = wrapper.run(q, cache)
     for _ in range(_bound.MOST_REFUSALS):
         assert torch.equal(wrapper.run(torn, cache), want)
-    bound = wrapper._bound
+    bound = bound_calls(wrapper)
     answers = [bound.call(q, cache, None, NO_SCALES) is not None for _ in range(_bound.PAUSE + 4)]
     assert answers == [False] * (_bound.PAUSE + 1) + [True] * 3
     for _ in range(_bound.MOST_REFUSALS + 3 * _bound.PAUSE):
@@ -292,7 +293,7 @@ def test_errors_of_a_device_are_raised_unchanged(device, monkeypatch, error, kin
     call_handle = _bound.call_handle
 
     def fail(operator: Any, *args: Any) -> Any:
-        if operator is wrapper._bound._run:
+        if operator is bound_calls(wrapper)._run:
             raise error
         return call_handle(operator, *args)  # plans of other tests are freed at any time
 
@@ -346,9 +347,9 @@ def test_mistakes_after_a_function_is_bound(device):
 def test_gradients_are_not_lost(device):
     wrapper = planned(device, [3])
     q, cache = inputs(device, 1)
-    assert wrapper._bound.call(q.requires_grad_(), cache, None, NO_SCALES) is None
+    assert bound_calls(wrapper).call(q.requires_grad_(), cache, None, NO_SCALES) is None
     with torch.no_grad():
-        assert wrapper._bound.call(q, cache, None, NO_SCALES) is not None
+        assert bound_calls(wrapper).call(q, cache, None, NO_SCALES) is not None
 
 
 def test_graphs_have_no_numbers_of_plans(device):

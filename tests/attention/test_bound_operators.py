@@ -11,6 +11,7 @@ from flashinfer._attention.signature import Problem
 
 from ..support.attention_oracle import int32, workspace
 from ..support.opcheck import opcheck
+from ..support.plans import bound_calls, plan_of
 from .test_bound import DIM, HEADS, KV_HEADS, PAGE, drawn, handle_of, inputs, namespace_of, planned
 
 
@@ -29,7 +30,7 @@ def operators(request, device):
         )
     _, cache = inputs(device, 2)
     k, v = cache.unbind(1)
-    plan, handle, lse = wrapper._planned, handle_of(wrapper._bound), torch.empty(q.shape[:2], device=device)
+    plan, handle, lse = plan_of(wrapper), handle_of(bound_calls(wrapper)), torch.empty(q.shape[:2], device=device)
     setting, scales, none = (*plan.setting, *plan.parameters), (DIM**-0.5, 1.0), (None, None)
     expected = (3, len(q), False, HEADS, KV_HEADS, DIM, DIM, 2, 2, PAGE, 2)
     buffer, lens = torch.empty(4096, dtype=torch.int32), int32([3, 16])

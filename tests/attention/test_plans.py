@@ -12,6 +12,7 @@ import flashinfer
 from flashinfer._attention.bound import Bound
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
+from ..support.plans import bound_calls, scheduler_of
 from ..support.profile import files_of_calls
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
@@ -116,7 +117,7 @@ def test_runs_follow_the_last_plan(graph, device):
         causal = turn % 3 == 1
         paged = Paged(kv_lens, PAGE, KV_HEADS, DIM, torch.float16, device)
         wrapper.plan(indptr_of(qo_lens), *paged.tables_on("cpu"), *SHAPE, causal=causal)
-        handles.add(wrapper._bound._handle)
+        handles.add(bound_calls(wrapper)._handle)
         q = drawn((sum(qo_lens), HEADS, DIM), torch.float16, device)
         want = batch_attention(q, qo_lens, [paged.request(b) for b in range(batch)], causal=causal)
         out, lse = torch.full_like(q, 77), torch.full(q.shape[:2], 55.0, device=device)
@@ -167,7 +168,7 @@ def test_tables_follow_the_lists_if_there_is_room(place, device):
             indices = indices.to(device)
         wrapper.plan(indptr, indices, last, *SHAPE, disable_split_kv=True)
         in_workspace = [
-            table.untyped_storage().data_ptr() == wrapper._scheduler.int_workspace.untyped_storage().data_ptr()
+            table.untyped_storage().data_ptr() == scheduler_of(wrapper).int_workspace.untyped_storage().data_ptr()
             for table in (wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf)
         ]
         fits = place != "no room" or len(kv_lens) == 1

@@ -11,6 +11,7 @@ import flashinfer
 from flashinfer._attention.streams import LastRun
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, workspace
+from ..support.plans import bound_calls
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
 
@@ -52,9 +53,9 @@ def test_bound_calls_know_their_stream(device):
     paged = Paged([9, 1], PAGE, KV_HEADS, DIM, torch.float16, device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, PAGE)
-    assert wrapper._bound.stream() == -1
+    assert bound_calls(wrapper).stream() == -1
     wrapper.run(drawn((2, HEADS, DIM), torch.float16, device), paged.cache)
-    assert wrapper._bound.stream() == (torch.cuda.current_stream().cuda_stream if device == "cuda" else 0)
+    assert bound_calls(wrapper).stream() == (torch.cuda.current_stream().cuda_stream if device == "cuda" else 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's")

@@ -20,6 +20,7 @@ from ..support.attention_oracle import (
     token_positions,
     workspace,
 )
+from ..support.plans import bound_calls
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
 
@@ -58,7 +59,7 @@ def test_pages_of_one_token(layout, device):
     want, _ = batch_attention(q[:3], [1, 1, 1], requests)
     out = torch.full((3, HEADS, DIM), float("nan"), device=device).half()
     assert_near(decode.run(q[:3], (k, v), out=out), want)
-    assert decode._bound.call(q[:3], k, v, (None, None, None)) is not None, "these calls are not bound"
+    assert bound_calls(decode).call(q[:3], k, v, (None, None, None)) is not None, "these calls are not bound"
     assert_near(decode.run(q[:3], (k, v), k_scale=torch.ones((), device=device)), want)
     prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device), layout)
     prefill.plan(indptr_of(qo_lens), *paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1, causal=True)

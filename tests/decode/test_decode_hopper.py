@@ -17,6 +17,8 @@ from flashinfer.jit.modules._attention import KERNELS, attention_spec
 from flashinfer.utils import is_sm90a_supported
 from tests.support.attention_oracle import Paged, assert_near, batch_attention, drawn, int32, workspace
 
+from ..support.plans import num_partial_states, plan_of, scheduler_of
+
 BF16, F16, E4M3, E5M2 = torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2
 HERE = torch.cuda.is_available() and is_sm90a_supported(torch.device("cuda"))
 hopper = pytest.mark.skipif(not HERE, reason="wanted a GPU of compute capability 9.0")
@@ -46,8 +48,8 @@ def wanted(q: torch.Tensor, paged: Paged, **options):
 
 
 def tickets_of(wrapper) -> torch.Tensor:
-    lists = wrapper._planned.lists
-    count = lists.max_merges * wrapper._planned.shape.num_kv_heads
+    lists = plan_of(wrapper).lists
+    count = lists.max_merges * plan_of(wrapper).shape.num_kv_heads
     return lists.plan[lists.plan.numel() - count :]
 
 
@@ -111,7 +113,7 @@ def test_every_number_of_splits(page_size):
         counts = set()
         for pages in (2000, *range(1500, 100, -200), *range(100, 15, -4)):
             wrapper = planned(paged, TYPES[0], (4 * kv_heads, kv_heads), fixed_split_size=pages * 4 // page_size)
-            counts.add(wrapper._scheduler.header[4])
+            counts.add(num_partial_states(wrapper))
             for _ in range(2):
                 out, lse = wrapper.run(q, paged.cache, return_lse=True)
                 assert_near(out, want, lse, want_lse)
@@ -125,7 +127,7 @@ def test_windows_of_split_keys_that_start_anywhere():
     for window in (999, random.randint(500, 3000), random.randint(500, 3000)):
         paged = Paged([random.randint(3000, 4000), 5, 1000], 16, 1, 128, BF16, "cuda")
         wrapper = planned(paged, TYPES[0], (4, 1), window_left=window)
-        assert wrapper._scheduler.header[4] > 1, "nothing was split"
+        assert num_partial_states(wrapper) > 1, "nothing was split"
         check(wrapper, paged, drawn((3, 4, 128), BF16, "cuda"), window_left=window)
 
 
@@ -246,16 +248,16 @@ def test_plans_set_tickets_to_zero(device):
     dtype = F16
     paged = Paged([4000, 0, 900], 16, 2, 64, dtype, device)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
-    wrapper._scheduler.int_workspace.fill_(-1)
+    scheduler_of(wrapper).int_workspace.fill_(-1)
     wrapper.plan(*paged.tables_on("cpu"), 4, 2, 64, 16, q_data_type=dtype)
-    lists = wrapper._planned.lists
+    lists = plan_of(wrapper).lists
     assert lists.max_merges > 0 and not tickets_of(wrapper).any()
     q = drawn((3, 4, 64), dtype, device)
     assert_near(wrapper.run(q, paged.cache), wanted(q, paged)[0])
     assert not tickets_of(wrapper).any()
     short = lists._replace(plan=lists.plan[:-1])
-    setting = wrapper._planned.setting._replace(plan=short.plan)
+    setting = plan_of(wrapper).setting._replace(plan=short.plan)
     k, v = paged.cache[:, 0], paged.cache[:, 1]
     out = torch.empty_like(q)
     with pytest.raises(RuntimeError, match="plan: .*got room for .* tickets, wanted "):
-        wrapper._planned.operators.run(q, k, v, out, None, *setting, *wrapper._planned.parameters)
+        plan_of(wrapper).operators.run(q, k, v, out, None, *setting, *plan_of(wrapper).parameters)

@@ -15,6 +15,7 @@ import flashinfer
 from flashinfer.decode import fast_decode_plan
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
+from ..support.plans import plan_of
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 DTYPE = torch.float16
@@ -193,9 +194,9 @@ def test_the_output_keeps_its_dtype(graph, device):
     assert out.dtype == torch.bfloat16
     assert_near(out, wanted(q, paged))
     fast_decode_plan(wrapper, *arguments, q_data_type=torch.bfloat16, kv_data_type=torch.float16)
-    assert wrapper._planned.shape.dtype_o == torch.bfloat16
+    assert plan_of(wrapper).shape.dtype_o == torch.bfloat16
     fast_decode_plan(wrapper, *arguments, q_data_type=torch.float16)
-    assert wrapper._planned.shape.dtype_o == torch.float16, "the last plan was for other queries"
+    assert plan_of(wrapper).shape.dtype_o == torch.float16, "the last plan was for other queries"
 
 
 @pytest.mark.parametrize("kind", ["decode", "latents"])

@@ -276,12 +276,12 @@ def test_a_bomb_is_not_unpacked(exported, tmp_path, capsys):
         for _ in range(64):
             bomb.write(bytes(1 << 20))
     read = []
-    real = tar._Source._some
-    tar._Source._some = lambda self, most: (read.append(most), real(self, most))[1]
+    real = tar.Source.read_some
+    tar.Source.read_some = lambda self, most: (read.append(most), real(self, most))[1]
     try:
         assert main(["import", str(tmp_path / "bomb.tar.gz"), "--to", str(tmp_path / "image")]) == 1
     finally:
-        tar._Source._some = real
+        tar.Source.read_some = real
     assert "continues after" in capsys.readouterr().err
     assert sum(read) < exported.stat().st_size + (1 << 20)
 

@@ -82,12 +82,12 @@ def test_a_forked_child_counts_for_itself_even_where_the_parent_was_counting(pyt
         import os, sys
         from flashinfer.jit import events, stats
         events.emit("hit", "parent", 1)
-        events._guard.acquire()  # as another thread may at any moment
+        events.guard.acquire()  # as another thread may at any moment
         child = os.fork()
         if child == 0:
             events.emit("hit", "child", 2)
             os._exit(list(stats()["modules"]) != ["child"])
-        events._guard.release()
+        events.guard.release()
         assert os.waitpid(child, 0)[1] == 0
         assert list(stats()["modules"]) == ["parent"]
     """)

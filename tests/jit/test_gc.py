@@ -165,7 +165,7 @@ def test_an_artifact_that_goes_between_its_verification_and_its_mapping_is_mappe
             assert not found.path.exists()
             really_map(found, descriptor)
 
-        really_map, load._map = load._map, remove_and_map
+        really_map, load.map_library = load.map_library, remove_and_map
         jit.gen_jit_spec("tiny", [sys.argv[1]]).build_and_load()
         assert b"tiny.so" in open("/proc/self/maps", "rb").read()
         """,

@@ -33,14 +33,14 @@ def test_a_file_replaced_after_the_check_is_not_mapped(make_spec, monkeypatch, t
     """Another library takes the path between the digest and ``dlopen``. The verified bytes are loaded."""
     good = make_spec("good_mapped", {"unit.cc": ANSWERS.format(name="good_mapped", value=1)})
     evil = make_spec("evil_mapped", {"unit.cc": ANSWERS.format(name="evil_mapped", value=2)}).build()
-    artifact, real = good.build(), load._map
+    artifact, real = good.build(), load.map_library
 
     def replace_then_map(found, descriptor):
         shutil.copyfile(evil.path, tmp_path / "evil.so")
         os.replace(tmp_path / "evil.so", found.path)
         real(found, descriptor)
 
-    monkeypatch.setattr(load, "_map", replace_then_map)
+    monkeypatch.setattr(load, "map_library", replace_then_map)
     good.build_and_load()
     mapped = os.fsdecode(Path("/proc/self/maps").read_bytes())
     assert f"{artifact.path} (deleted)" in mapped, "the verified file, which has no name any more"
@@ -102,7 +102,7 @@ def test_a_child_forked_while_a_thread_was_loading(make_spec):
     """The child has that thread's locks, but no thread that would release them."""
     spec = make_spec("loaded_by_a_child")
     spec.build()
-    with load._per_module.setdefault(spec.name, threading.Lock()):
+    with load.module_locks.setdefault(spec.name, threading.Lock()):
         child = os.fork()
         if child == 0:
             signal.alarm(60)

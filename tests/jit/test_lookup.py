@@ -262,7 +262,7 @@ def test_a_failed_publish_leaves_the_old_artifact(built, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flashinfer.jit.artifact._sync", fail)
+    monkeypatch.setattr("flashinfer.jit.artifact.sync_to_disk", fail)
     with pytest.raises(OSError, match="No space left"):
         publish(artifact.path, artifact.manifest, artifact.directory)
     assert artifact.path.read_bytes() == before and len(os.listdir(artifact.directory.parent)) == 1

@@ -311,6 +311,6 @@ def test_a_wait_with_a_lost_terminal(monkeypatch):
 
 def test_an_event_while_a_signal_handler_emits(monkeypatch):
     """The handler runs in the thread that holds the lock of the sums."""
-    with events._guard:
+    with events.guard:
         events.emit("hit", "from-a-handler")
     assert events.stats()["modules"]["from-a-handler"]["hit"]["count"] == 1

@@ -16,6 +16,7 @@ from flashinfer._attention import equal_batch as _attend_batch  # noqa: F401 - i
 from flashinfer._attention.plan import from_shape
 from flashinfer._attention.signature import Parameters, Setting
 from tests.support.attention_oracle import indptr_of, int32, workspace
+from tests.support.plans import plan_of
 
 HEADS, KV_HEADS, DIM, PAGE = 6, 2, 64, 8
 # The CPU uses float32, because other tests compile modules with soft caps, slopes and RoPE for it too.
@@ -158,7 +159,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
     batch = tuple(_randn(2, h, n, DIM, device=device) for n, h in ((5, HEADS), (11, KV_HEADS), (11, KV_HEADS)))
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(device))
     wrapper.plan(indptr_of([2, 3]), indptr_of([6, 5]), HEADS, KV_HEADS, DIM, causal=True, q_data_type=DTYPE)
-    planned = wrapper._planned
+    planned = plan_of(wrapper)
     assert planned is not None
     sizes = from_shape(planned.sizes)
     plan = ("prefill", "sample", q, k, v, torch.empty_like(q), lse, *sizes[:3])

@@ -11,6 +11,8 @@ import torch
 import flashinfer
 from tests.support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, workspace
 
+from ..support.plans import scheduler_of
+
 PLACE = (torch.float16, 64)
 
 
@@ -198,7 +200,7 @@ def test_a_graph_that_was_captured_with_less(smaller, message, small):
     device, dtype, head_dim = small
     graphed, paged = Graphed(small, 2, 400, (4, 1)), Paged([3000, 2000], 16, 1, head_dim, dtype, device)
     graphed.plan(paged)
-    scheduler = graphed.wrapper._scheduler
+    scheduler = scheduler_of(graphed.wrapper)
     scheduler.bounds = scheduler.bounds._replace(**smaller)
     with pytest.raises(ValueError, match=message):
         graphed.plan(paged)

@@ -196,7 +196,7 @@ def artifacts(tmp_path: Path) -> Path:
     module = tmp_path / "data" / "aot" / "m"
     module.mkdir(parents=True)
     (module / "m.so").write_text("binary")
-    digests = {path: build_backend._digest(path) for path in (source, module / "m.so")}
+    digests = {path: build_backend.file_digest(path) for path in (source, module / "m.so")}
     manifest = {"files": {"csrc/m.cc": digests[source]}, "sha256": digests[module / "m.so"], "requires": {}}
     (module / "manifest.json").write_text(json.dumps(manifest))
     return module.parent

@@ -40,11 +40,11 @@ def refusal(path: Path | str, status: os.stat_result | None = None) -> str | Non
 
 
 def _is_trusted(uid: int) -> bool:
-    return uid == _root_as_shown("uid") or uid in (one.st_uid for one in _running_anyway())
+    return uid == _root_as_shown("uid") or uid in (one.st_uid for one in running_directories())
 
 
 @cache
-def _running_anyway() -> tuple[os.stat_result, ...]:
+def running_directories() -> tuple[os.stat_result, ...]:
     """Return the status of directories whose code runs anyway: this package, the interpreter and torch."""
     import importlib.util
 
@@ -78,7 +78,7 @@ def _root_as_shown(kind: str) -> int:
 def _is_harmless(uid: int, gid: int) -> bool:
     if gid and gid == _root_as_shown("gid"):  # stands for every group without a number in this namespace
         return False
-    if any(one.st_mode & stat.S_IWGRP and one.st_gid == gid for one in _running_anyway()):
+    if any(one.st_mode & stat.S_IWGRP and one.st_gid == gid for one in running_directories()):
         return True
     import grp
     import pwd
