@@ -1,4 +1,4 @@
-// Operator of the allreduce family.
+// Operators of the allreduce family.
 #include "binding/binding.h"
 #include "binding/quant_scale.h"
 
@@ -165,7 +165,56 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
   if (!kOnCuda) check_alive(check, p.group);  // the call has ended
 }
 
-FLASHINFER_LIBRARY(m) { m.impl("allreduce", box<binding::allreduce>); }
+// Runs reduce-scatter, or all-gather. A share is the rows of one rank.
+void run_on_shares(const Check& check, Collective collective, const Tensor& input, const Tensor& output,
+                   const Tensor& order, const Tensor& table, std::optional<bool> enable_pdl) {
+  const View x(input, "input"), y(output, "output"), ordered(order, "workspace");
+  check.rank(x, 2, 2);
+  check.floating(x);
+  check.same_dtype(y, x);
+  for (const View* one : {&x, &y}) {
+    check.same_device(*one, ordered);
+    check.contiguous(*one);
+    check.aligned(*one);
+  }
+  AllReduceParams p{};
+  p.group = group_of(check, View(table, "workspace"));
+  const bool is_gather = collective == Collective::kAllGather;
+  const int64_t ranks = p.group.ranks;
+  if (!is_gather && x.size(0) % ranks != 0)
+    check.fail(
+        x, "got " + std::to_string(x.size(0)) + " rows, wanted a multiple of the " + std::to_string(ranks) + " ranks");
+  check.shape(y, {is_gather ? x.size(0) * ranks : x.size(0) / ranks, x.size(1)});
+  p.input = x.data, p.out = y.data, p.dtype = x.dtype;
+  p.rows = is_gather ? x.size(0) : y.size(0), p.hidden = x.size(1);
+  p.row_bytes = static_cast<uint32_t>(p.hidden * size_of(x.dtype)), p.kind = kind_of(x.dtype, collective);
+  const int64_t row_bytes = padded(p.hidden * size_of(x.dtype)), share_bytes = p.rows * p.hidden * size_of(x.dtype);
+  if (p.rows > INT32_MAX || row_bytes > INT32_MAX) check.fail(x, "got a size of more than 2^31 - 1");
+  if (ranks > 1 && p.rows * row_bytes > p.group.slot_bytes)
+    check.fail(x, "got " + std::to_string(p.rows * row_bytes) + " bytes for each rank in rows padded to 16 bytes, " +
+                      "wanted at most " + std::to_string(p.group.slot_bytes) + " as the workspace has");
+  const View &whole = is_gather ? y : x, &share = is_gather ? x : y;
+  if (share.data != static_cast<const uint8_t*>(whole.data) + p.group.rank * share_bytes) check.no_overlap(y, x, false);
+  const OnDevice where(x, enable_pdl);
+  is_gather ? flashinfer::all_gather(p, where) : flashinfer::reduce_scatter(p, where);
+  if (!kOnCuda) check_alive(check, p.group);  // the call has ended
+}
+
+void reduce_scatter(const Tensor& input, const Tensor& output, const Tensor& order, const Tensor& table,
+                    std::optional<bool> enable_pdl) {
+  run_on_shares(Check("reduce_scatter"), Collective::kReduceScatter, input, output, order, table, enable_pdl);
+}
+
+void all_gather(const Tensor& input, const Tensor& output, const Tensor& order, const Tensor& table,
+                std::optional<bool> enable_pdl) {
+  run_on_shares(Check("all_gather"), Collective::kAllGather, input, output, order, table, enable_pdl);
+}
+
+FLASHINFER_LIBRARY(m) {
+  m.impl("allreduce", box<binding::allreduce>);
+  m.impl("reduce_scatter", box<binding::reduce_scatter>);
+  m.impl("all_gather", box<binding::all_gather>);
+}
 
 }  // namespace
 }  // namespace flashinfer::binding

@@ -1,4 +1,4 @@
-// All-reduce between processes on the CPU, for the element types of this module.
+// All-reduce, reduce-scatter and all-gather between processes on the CPU, for the element types of this module.
 #include <flashinfer/common/launch.h>
 #include <flashinfer/cpu/allreduce.h>
 
@@ -8,6 +8,14 @@ namespace flashinfer {
 
 void allreduce(const AllReduceParams& params, const Launch&) {
   DISPATCH_dtype(params.dtype, T, cpu::allreduce<T>(params))
+}
+
+void reduce_scatter(const AllReduceParams& params, const Launch&) {
+  DISPATCH_dtype(params.dtype, T, cpu::reduce_scatter<T>(params))
+}
+
+void all_gather(const AllReduceParams& params, const Launch&) {
+  DISPATCH_dtype(params.dtype, T, cpu::all_gather<T>(params))
 }
 
 }  // namespace flashinfer

@@ -1,4 +1,5 @@
-// All-reduce between GPUs for the element types of this module, and the memory that its ranks share.
+// All-reduce, reduce-scatter and all-gather between GPUs for the element types of this module, and the memory that its
+// ranks share.
 #include <cstdio>
 #include <cstring>
 
@@ -11,6 +12,14 @@ namespace flashinfer {
 
 void allreduce(const AllReduceParams& params, const Launch& where) {
   DISPATCH_dtype(params.dtype, T, cuda::allreduce<T>(params, where))
+}
+
+void reduce_scatter(const AllReduceParams& params, const Launch& where) {
+  DISPATCH_dtype(params.dtype, T, cuda::reduce_scatter<T>(params, where))
+}
+
+void all_gather(const AllReduceParams& params, const Launch& where) {
+  DISPATCH_dtype(params.dtype, T, cuda::all_gather<T>(params, where))
 }
 
 static void load_kernels(int ranks) {

@@ -75,6 +75,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer.comm.allreduce": (
         "flashinfer::allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out, Tensor(c!)? norm_out, Tensor(d!)? quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant, float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, int shots, bool? enable_pdl) -> ()",
     ),
+    "flashinfer.comm.shares": (
+        "flashinfer::reduce_scatter(Tensor input, Tensor(a!) output, Tensor(b!) order, Tensor table, bool? enable_pdl) -> ()",
+        "flashinfer::all_gather(Tensor input, Tensor(a!) output, Tensor(b!) order, Tensor table, bool? enable_pdl) -> ()",
+    ),
     "flashinfer.concat_ops": (
         "flashinfer::concat_mla_k(Tensor(a!) k, Tensor k_nope, Tensor k_rope) -> ()",
     ),

@@ -39,6 +39,7 @@ HEADER_BYTES = SLOTS * MAX_RANKS * 16
 ERROR, RANK, CALL, THEIRS, OURS, ABORT = 0, 1, 2, 3, 7, 11
 REPORT_WORDS = 12
 LATE, MISMATCH, ABORTED, CONCURRENT = 1, 2, 3, 4  # CommError
+OPERATIONS = ("allreduce_fusion", "reduce_scatter", "all_gather")  # by Collective
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -232,7 +233,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         code, rank, call = words[ERROR], words[RANK], words[CALL]
         if code == 0 and words[ABORT] == 0:
             return
-        op = "allreduce_fusion"
+        op = OPERATIONS[words[OURS + 3] >> 12 & 3]
         if code == LATE:
             raise GroupError(f"{op}: rank {rank} did not arrive within {self._timeout:g} s in call {call}", (rank,))
         if code == MISMATCH:
@@ -470,5 +471,7 @@ def _call_text(words: list[int]) -> str:
     dtypes: dict[int, str] = {1: "float32", 2: "float16", 3: "bfloat16"}  # DType of common/dtype.h
     fusions = ("residual and norm", "FP8 norm", "FP8 norm by tokens", "FP8 norm by groups")  # by NormQuant
     fusion = fusions[kind >> 9 & 3] if kind & 0x100 else "the sum only"
+    if collective := kind >> 12 & 3:
+        fusion = OPERATIONS[collective]
     shots = ", in two shots" if kind & 0x800 else ""
     return f"{rows} rows of {row_bytes} bytes, {dtypes.get(kind & 0xFF, '?')}, {fusion}{shots}"

@@ -35,7 +35,9 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
             (*fused, fp8, None, *last(1, 0.25)),
             (*fused, fp8, x.new_empty(6, 1), *last(2)),
             (*fused, fp8, torch.empty(6, 1, dtype=torch.int32, device=device), *last(3, 1.0, 16)),
-        ]
+        ],
+        "reduce_scatter": [(x, torch.empty_like(x), workspace._order, workspace._table, None)],
+        "all_gather": [(x, torch.empty_like(x), workspace._order, workspace._table, None)],
     }
 
 

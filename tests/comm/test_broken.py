@@ -15,6 +15,7 @@ INCLUDE = ROOT / "include"
 DRIVER = ROOT / "tests" / "cpu" / "drivers" / "allreduce.cc"
 KERNEL, PROTOCOL = "flashinfer/cpu/allreduce.h", "flashinfer/common/allreduce.h"
 COPY = "  if (p.residual_out != p.residual_in) std::memcpy(p.residual_out, p.residual_in, p.rows * bytes);\n"
+HEADERS = "  call.send_headers();\n"
 # Fault -> header, replaced texts, and the results that must differ.
 FAULTS = {
     "one slot": (PROTOCOL, {"constexpr int kSlots = 2;": "constexpr int kSlots = 1;"}, "sum residual_out error"),
@@ -25,14 +26,17 @@ FAULTS = {
     ),
     "residual written before the input is read": (
         KERNEL,
-        {COPY: "", "  call.send_headers();\n": f"{COPY}  call.send_headers();\n"},
+        {
+            COPY: "",
+            f"{HEADERS}  parallel_rows(p.rows, bytes * p.": f"{COPY}{HEADERS}  parallel_rows(p.rows, bytes * p.",
+        },
         "residual_out",
     ),
     "sums in another order on each rank": (
         KERNEL,
         {
-            "for (int sender = 0; sender < p.group.ranks; ++sender) {": "for (int k = 0; k < p.group.ranks; ++k) {"
-            " const int sender = (rank + k) % p.group.ranks;",
+            "for (int sender = 0; sender < group.ranks; ++sender) {": "for (int k = 0; k < group.ranks; ++k) {"
+            " const int sender = (group.rank + k) % group.ranks;",
             "sender == 0 ? x :": "k == 0 ? x :",
         },
         "sum residual_out",

@@ -1,4 +1,5 @@
-// All-reduce over memory that the ranks of a group share: layout, protocol, and parameters of the kernels.
+// All-reduce, reduce-scatter and all-gather over memory that the ranks of a group share: layout, protocol, and
+// parameters of the kernels.
 //
 // Each rank has an inbox that its peers write. Each 32-bit word of it is either empty or data, so a word is its
 // own flag: a sender stores words in any order, and the reader polls a word until it is data, then stores empty
@@ -15,6 +16,9 @@
 // all send it their inputs of the part, and it sends the sum to all. Both use the same place of an area, since the
 // owner of a part is either its reader or its sender. One shot moves (n - 1) N bytes a rank, two shots 2 (n - 1) / n N,
 // and a second hop takes about 1.7 us. Both give the same bits.
+//
+// Reduce-scatter is the first hop of two shots, with the rows of rank s in a row as its share, and all-gather the
+// second. Both move (n - 1) / n of the whole tensor.
 #pragma once
 
 #include <cstring>
@@ -78,9 +82,14 @@ constexpr float kLargestFp8 = 448.0f;  // of e4m3
 constexpr float kLeastTokenScale = 1.0f / (512 * kLargestFp8);
 constexpr float kLeastGroupMaximum = 1e-10f;  // of a group of zeros
 
+enum class Collective : uint32_t { kAllReduce, kReduceScatter, kAllGather };
+
 // s = sum of `input` over the ranks, in float32 in the order of ranks, rounded to the element type. With
 // `weight`: r = s + residual_in, n = r / sqrt(mean(r^2) + eps) * (weight + weight_bias), rounded to the element type,
 // and quant_out = n / scale in e4m3, clamped to the finite range.
+//
+// In reduce-scatter `input` has `rows` rows for each rank, and `out` is s of this rank's. In all-gather `out` has the
+// `rows` rows of each rank's `input`. `out` may be this rank's share of `input`, or `input` that of `out`.
 struct AllReduceParams {
   CommGroup group;
   const void* input;
@@ -106,6 +115,9 @@ struct AllReduceParams {
 inline uint32_t kind_of(DType dtype, bool with_norm, NormQuant quant, bool two_shots) {
   return static_cast<uint32_t>(dtype) | (with_norm ? 0x100u : 0u) | static_cast<uint32_t>(quant) << 9 |
          (two_shots ? 0x800u : 0u);
+}
+inline uint32_t kind_of(DType dtype, Collective collective) {
+  return static_cast<uint32_t>(dtype) | static_cast<uint32_t>(collective) << 12;
 }
 
 FLASHINFER_HD float token_scale(float maximum) {
@@ -156,5 +168,7 @@ FLASHINFER_HD bool is_same(const CallHeader& a, const CallHeader& b) {
 
 struct Launch;
 void allreduce(const AllReduceParams& params, const Launch& launch);
+void reduce_scatter(const AllReduceParams& params, const Launch& launch);
+void all_gather(const AllReduceParams& params, const Launch& launch);
 
 }  // namespace flashinfer

@@ -1,4 +1,5 @@
-// All-reduce on the CPU between processes that share memory; equations and protocol in common/allreduce.h.
+// All-reduce, reduce-scatter and all-gather on the CPU between processes that share memory; equations and protocol in
+// common/allreduce.h.
 #pragma once
 
 #include <sched.h>
@@ -215,6 +216,36 @@ void quantize_norm(const AllReduceParams& p, const T* norm) {
   });
 }
 
+// Adds the parts of a row in the order of ranks, and rounds the sum.
+template <typename T>
+class RowSum {
+ public:
+  explicit RowSum(int64_t n) : part_(n), sum_(n) {}
+
+  // Takes the row out of the inbox. `own` is this rank's part. Returns the sum as bytes, valid until the next call.
+  const uint8_t* take(const RankCall& call, const CommGroup& group, int64_t row, const uint8_t* own) {
+    const int64_t n = part_.size(), bytes = n * static_cast<int64_t>(sizeof(T));
+    auto* taken = reinterpret_cast<uint8_t*>(part_.data());
+    for (int sender = 0; sender < group.ranks; ++sender) {
+      if (sender == group.rank) {
+        RankCall::copy_row(taken, own, bytes);
+      } else {
+        call.take_row(row, sender, taken, bytes);
+      }
+      for_lanes(n, [&](int64_t i, int count) {
+        const vfloat x = load(part_.data() + i, count);
+        store(&sum_[i], sender == 0 ? x : load(&sum_[i], count) + x, count);
+      });
+    }
+    for_lanes(n, [&](int64_t i, int count) { store(part_.data() + i, load(&sum_[i], count), count); });
+    return taken;
+  }
+
+ private:
+  std::vector<T> part_;
+  std::vector<float> sum_;
+};
+
 // Adds the parts of each row in the order of ranks. `residual_out` and `norm_out` may be `input` or `residual_in`: they
 // are written after all sums are in `out`.
 template <typename T>
@@ -236,25 +267,12 @@ void allreduce(const AllReduceParams& p) {
   std::vector<T> sums(p.out ? 0 : p.rows * n);
   T* out = p.out ? static_cast<T*>(p.out) : sums.data();
   parallel_rows(p.rows, bytes * p.group.ranks, [&](int64_t first, int64_t last) {
-    std::vector<T> part(n);
-    std::vector<float> sum(n);
-    auto* taken = reinterpret_cast<uint8_t*>(part.data());
+    RowSum<T> sum(n);
     for (int64_t row = first; row < last; ++row) {
       if (p.two_shots && call.owner_of(row) != rank) continue;
-      for (int sender = 0; sender < p.group.ranks; ++sender) {
-        if (sender == rank) {
-          RankCall::copy_row(taken, input + row * bytes, bytes);
-        } else {
-          call.take_row(row, sender, taken, bytes);
-        }
-        for_lanes(n, [&](int64_t i, int count) {
-          const vfloat x = load(part.data() + i, count);
-          store(&sum[i], sender == 0 ? x : load(&sum[i], count) + x, count);
-        });
-      }
-      for_lanes(n, [&](int64_t i, int count) { store(part.data() + i, load(&sum[i], count), count); });
-      RankCall::copy_row(reinterpret_cast<uint8_t*>(out + row * n), taken, bytes);
-      if (p.two_shots) call.send_row(row, taken, bytes);
+      const uint8_t* total = sum.take(call, p.group, row, input + row * bytes);
+      RankCall::copy_row(reinterpret_cast<uint8_t*>(out + row * n), total, bytes);
+      if (p.two_shots) call.send_row(row, total, bytes);
     }
   });
   if (p.two_shots) {
@@ -282,6 +300,56 @@ void allreduce(const AllReduceParams& p) {
                                .eps = {p.eps, nullptr}};
   rms_norm<T>({tensors, p.weight_bias, p.dtype});
   if (p.quant != NormQuant::kNone) quantize_norm<T>(p, norm_out);
+}
+
+template <typename T>
+void reduce_scatter(const AllReduceParams& p) {
+  const RankCall call(p);
+  const int64_t bytes = p.hidden * static_cast<int64_t>(sizeof(T));
+  const auto* input = static_cast<const uint8_t*>(p.input);
+  const int rank = p.group.rank, ranks = p.group.ranks;
+  call.send_headers();
+  parallel_rows(p.rows, bytes * ranks, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      for (int d = 1; d < ranks; ++d) {
+        const int peer = (rank + d) % ranks;
+        call.send_row_to(peer, row, input + (peer * p.rows + row) * bytes, bytes);
+      }
+    }
+  });
+  parallel_rows(p.rows, bytes * ranks, [&](int64_t first, int64_t last) {
+    RowSum<T> sum(p.hidden);
+    for (int64_t row = first; row < last; ++row)
+      RankCall::copy_row(static_cast<uint8_t*>(p.out) + row * bytes,
+                         sum.take(call, p.group, row, input + (rank * p.rows + row) * bytes), bytes);
+  });
+  call.finish();
+}
+
+template <typename T>
+void all_gather(const AllReduceParams& p) {
+  const RankCall call(p);
+  const int64_t bytes = p.hidden * static_cast<int64_t>(sizeof(T));
+  const auto* input = static_cast<const uint8_t*>(p.input);
+  auto* out = static_cast<uint8_t*>(p.out);
+  const int ranks = p.group.ranks;
+  call.send_headers();
+  parallel_rows(p.rows, bytes * ranks, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) call.send_row(row, input + row * bytes, bytes);
+  });
+  parallel_rows(p.rows, bytes * ranks, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      for (int sender = 0; sender < ranks; ++sender) {
+        uint8_t* to = out + (sender * p.rows + row) * bytes;
+        if (sender == p.group.rank) {
+          RankCall::copy_row(to, input + row * bytes, bytes);
+        } else {
+          call.take_row(row, sender, to, bytes);
+        }
+      }
+    }
+  });
+  call.finish();
 }
 
 }  // namespace flashinfer::cpu

@@ -1,8 +1,9 @@
-// All-reduce on CUDA: selection of a kernel by the number of ranks and the alignment of rows.
+// Collectives on CUDA: selection of a kernel by the number of ranks and the alignment of rows.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
 #include <flashinfer/cuda/comm/allreduce_kernel.cuh>
+#include <flashinfer/cuda/comm/shares_kernel.cuh>
 #include <flashinfer/cuda/host/check.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 
@@ -34,6 +35,15 @@ void allreduce(const AllReduceParams& p, const Launch& where) {
   return p.two_shots ? allreduce_in<T, true>(p, where) : allreduce_in<T, false>(p, where);
 }
 
+template <typename T>
+void reduce_scatter(const AllReduceParams& p, const Launch& where) {
+  run_shares<T, false>(p, where, is_aligned(p));
+}
+template <typename T>
+void all_gather(const AllReduceParams& p, const Launch& where) {
+  run_shares<T, true>(p, where, is_aligned(p));
+}
+
 // Loads the kernels to the current device. A first launch may otherwise wait for running kernels, and those wait for
 // peers.
 template <typename T, int kRanks, bool kTwoShots>
@@ -46,13 +56,20 @@ void load_kernels() {
         allreduce_kernel<T, 0, kVecs, true, false, kTwoShots>})
     check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
 }
+template <typename T, int kRanks>
+void load_shares_kernels() {
+  cudaFuncAttributes attributes{};
+  for (auto* kernel : {shares_kernel<T, kRanks, false, true>, shares_kernel<T, kRanks, true, true>,
+                       shares_kernel<T, 0, false, false>, shares_kernel<T, 0, true, false>})
+    check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+}
 template <typename T>
 void load_kernels(int ranks) {
   switch (ranks) {
-    case 2: return load_kernels<T, 2, false>(), load_kernels<T, 0, true>();
-    case 4: return load_kernels<T, 4, false>(), load_kernels<T, 4, true>();
-    case 8: return load_kernels<T, 8, false>(), load_kernels<T, 8, true>();
-    default: return load_kernels<T, 0, false>(), load_kernels<T, 0, true>();
+    case 2: return load_kernels<T, 2, false>(), load_kernels<T, 0, true>(), load_shares_kernels<T, 2>();
+    case 4: return load_kernels<T, 4, false>(), load_kernels<T, 4, true>(), load_shares_kernels<T, 4>();
+    case 8: return load_kernels<T, 8, false>(), load_kernels<T, 8, true>(), load_shares_kernels<T, 8>();
+    default: return load_kernels<T, 0, false>(), load_kernels<T, 0, true>(), load_shares_kernels<T, 0>();
   }
 }
 

@@ -8,11 +8,8 @@
 // in every batch.
 #pragma once
 
-#include <atomic>
-
 #include <flashinfer/common/allreduce.h>
-#include <flashinfer/common/dispatch.h>
-#include <flashinfer/cuda/comm/words.cuh>
+#include <flashinfer/cuda/comm/call.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/norm.cuh>
 #include <flashinfer/cuda/ptx/cluster.cuh>
@@ -24,62 +21,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kCommThreads = 512;   // of an SM at most, so that a GEMM or NCCL fits next to them
-constexpr int kPieceThreads = 128;  // one row in four CTAs took 2.67 us, in one CTA 3.26 us (two H100)
 constexpr int kMaxCluster = 8;
-constexpr int kLoadsInFlight = 4;  // parts that a thread loads before it tests the first
-
-template <typename T>
-constexpr int kPartElements = kPartBytes / sizeof(T);
-template <typename T>
-using Part = Vec<T, kPartElements<T>>;
-
-// Parameters of the kernel, with the addresses of slot 0 that it would otherwise compute in each thread.
-struct KernelParams : AllReduceParams {
-  uint8_t* send[kMaxRanks];     // by distance: this rank's area of the inbox of rank (rank + distance) % ranks
-  uint8_t* receive[kMaxRanks];  // by rank: its area of this rank's inbox
-  uint32_t slot_parts;          // from slot 0 to slot 1
-  uint32_t row_parts;           // of a row with the norm, else of all rows as one
-  uint32_t pieces;
-};
-
-// Place of a thread's part: among the inbox's parts, and in its row.
-struct Place {
-  uint32_t row, in_row, index;
-};
-
-// Loads a part. Elements after the row's end are 0. If not kAligned, rows begin at any element.
-template <bool kAligned, typename T>
-__device__ __forceinline__ Part<T> load_part(const void* from, const Place& at, int64_t row_elements) {
-  constexpr int kN = kPartElements<T>;
-  if constexpr (kAligned) return load_vec<T, kN>(static_cast<const T*>(from) + int64_t{at.index} * kN);
-  const T* row = static_cast<const T*>(from) + at.row * row_elements;
-  Part<T> part;
-#pragma unroll
-  for (int j = 0; j < kN; ++j) {
-    const int64_t column = int64_t{at.in_row} * kN + j;
-    part.at[j] = column < row_elements ? row[column] : from_float<T>(0.0f);
-  }
-  return part;
-}
-
-template <bool kAligned, typename T, int kN>
-__device__ __forceinline__ void store_part(void* to, const Place& at, int64_t row_elements, const Vec<T, kN>& part) {
-  if constexpr (kAligned) return store_vec(static_cast<T*>(to) + int64_t{at.index} * kN, part);
-  T* row = static_cast<T*>(to) + at.row * row_elements;
-#pragma unroll
-  for (int j = 0; j < kN; ++j) {
-    const int64_t column = int64_t{at.in_row} * kN + j;
-    if (column < row_elements) row[column] = part.at[j];
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ Part<T> part_of(const uint4& words) {
-  Part<T> part;
-  memcpy(&part, &words, sizeof(part));
-  return part;
-}
 
 // Returns the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0. `partial`
 // has two rows of 16: two calls in succession use different ones, so a CTA that is ahead overwrites nothing that is
@@ -154,22 +96,11 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   Failure failure = p.group.state->failed != 0u ? kFailedBefore : 0;
   const bool sends = failure == 0;  // words of a failed call must not meet those of a later one
   const uint32_t slot = epoch % kSlots * p.slot_parts;
-  const bool has_header = blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends;
-  if (has_header) {
-    ptx::store_relaxed_sys(header_of(p.group, rank, threadIdx.x, epoch + 1), empty_words());
-    ptx::fence_sys();  // in these threads only: in all, fences took hundreds of microseconds (two H100)
-    ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
-  }
+  send_headers(p, ranks, epoch, sends);
 
   // Distance to the owner of a part, 0 for this rank. It is the same for all lanes of a warp.
   const auto owner_of = [&](const Place& at) { return (at.in_row / 32 + at.row) % ranks; };
   const auto distance_to = [&](int owner) { return owner < rank ? owner + ranks - rank : owner - rank; };
-
-  // Sends words to all peers, from the next rank on, so that senders share the links.
-  const auto send_to_all = [&](int64_t offset, const uint4& words) {
-#pragma unroll
-    for (int distance = 1; distance < ranks; ++distance) ptx::store_relaxed_sys(p.send[distance] + offset, words);
-  };
 
   // Sends a piece and returns it.
   const auto push = [&](uint32_t piece, uint4(&own)[kVecs]) {
@@ -184,33 +115,13 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
         const int distance = distance_to(owner_of(at));
         if (distance != 0) ptx::store_relaxed_sys(p.send[distance] + offset, own[i]);
       } else {
-        send_to_all(offset, own[i]);
+        send_to_all<kRanks>(p, offset, own[i]);
       }
     }
   };
 
-  // Returns the rounded sum of a part over the ranks.
   const auto gather = [&](const Place& at, const uint4& own) {
-    constexpr int kBatch = kRanks == 0 ? 1 : kRanks < kLoadsInFlight ? kRanks : kLoadsInFlight;
-    const int64_t offset = int64_t{slot + at.index} * kPartBytes;
-    float sum[kN];
-#pragma unroll
-    for (int first = 0; first < ranks; first += kBatch) {
-      uint4 words[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k)
-        words[k] = first + k == rank ? own : ptx::load4_relaxed_sys(p.receive[first + k] + offset);
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const int sender = first + k;
-        if (sender != rank) words[k] = take(p, words[k], p.receive[sender] + offset, sender, epoch, failure);
-        float values[kN];
-        part_of<T>(words[k]).to_floats(values);
-#pragma unroll
-        for (int j = 0; j < kN; ++j) sum[j] = sender == 0 ? values[j] : sum[j] + values[j];
-      }
-    }
-    return Part<T>::from_floats(sum);
+    return sum_of_parts<T, kRanks>(p, int64_t{slot + at.index} * kPartBytes, own, epoch, failure);
   };
 
   // Returns the rounded sum of a part: its own, which it sends to all, or that of the owner.
@@ -221,7 +132,8 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     uint4 words;
     if (owner == rank) {
       words = as_data(raw_of(gather(at, own)));
-      if (sends && failure == 0) send_to_all(offset, words);  // NaN of a failed call would be data to the peers
+      if (sends && failure == 0)
+        send_to_all<kRanks>(p, offset, words);  // NaN of a failed call would be data to the peers
     } else {
       uint8_t* from = p.receive[owner] + offset;
       words = take(p, ptx::load4_relaxed_sys(from), from, owner, epoch, failure);
@@ -314,67 +226,8 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     }
   }
 
-  if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank) compare_headers(p, threadIdx.x, epoch, failure);
-  // Every call advances all words, so a later call finds them equal whatever its grid is. The last thread reads a word
-  // while the first ones read headers.
-  volatile uint32_t* words = p.group.state->epoch;
-  if (threadIdx.x == blockDim.x - 1 && words[blockIdx.x] != epoch && failure == 0)
-    failure = fail(p, CommError::kConcurrent, rank);
-  report_failure(p, failure, epoch);
-  __syncthreads();
-  for (int k = blockIdx.x + threadIdx.x * gridDim.x; k < kEpochWords; k += blockDim.x * gridDim.x) words[k] = epoch + 1;
-  __syncwarp();
+  end_call(p, ranks, epoch, failure);
   if (kNorm && cluster > 1) ptx::cluster_sync();  // a CTA's shared memory must outlive its readers
-}
-
-// Returns the clusters of a kernel that a device holds at one time. The device must be current.
-template <auto kFunction>
-int resident_clusters(int device, int threads, int cluster) {
-  static DeviceTable<std::atomic<int>[4 * (kCommThreads / 32)]> found;
-  int log2 = 0;
-  while (1 << log2 < cluster) ++log2;
-  std::atomic<int>& known = found.at(device)[log2 * (kCommThreads / 32) + threads / 32 - 1];
-  int count = known.load(std::memory_order_relaxed);
-  if (count > 0) return count;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(cluster), config.blockDim = dim3(threads);
-  config.attrs = &attribute, config.numAttrs = 1;
-  if (cluster > 1) {
-    check(cudaOccupancyMaxActiveClusters(&count, kFunction, &config), "cudaOccupancyMaxActiveClusters");
-  } else {
-    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kFunction, threads, 0),
-          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    count *= device_info(device).num_sms;
-  }
-  if (count < 1) throw std::runtime_error("allreduce: this device holds no CTA of the kernel");
-  known.store(count, std::memory_order_relaxed);
-  return count;
-}
-
-template <auto kFunction>
-void launch_resident(const KernelParams& p, int threads, int cluster, const Launch& where) {
-  int64_t count = p.group.num_sms * (kCommThreads / threads) / cluster;
-  const int resident = resident_clusters<kFunction>(where.device, threads, cluster);
-  if (count > resident) count = resident;
-  if (count > kEpochWords / cluster) count = kEpochWords / cluster;
-  if (count > p.pieces) count = p.pieces;
-  if (count < 1) count = 1;  // an empty call still compares headers
-  launch_with(kFunction, dim3(count * cluster), dim3(threads), 0, cluster, where, p);
-}
-
-inline KernelParams with_addresses(const AllReduceParams& p) {
-  const CommGroup& group = p.group;
-  KernelParams result{};
-  static_cast<AllReduceParams&>(result) = p;
-  for (int i = 0; i < group.ranks; ++i) {
-    if (i > 0) result.send[i] = area_of(group, (group.rank + i) % group.ranks, group.rank, 0);
-    if (i != group.rank) result.receive[i] = area_of(group, group.rank, i, 0);
-  }
-  result.slot_parts = static_cast<uint32_t>((group.ranks - 1) * (group.slot_bytes / kPartBytes));
-  return result;
 }
 
 template <typename T, int kRanks, bool kAligned, bool kTwoShots>
@@ -382,8 +235,7 @@ void launch_allreduce(const AllReduceParams& params, const Launch& where) {
   constexpr int kN = kPartElements<T>, kVecs = 2 * sizeof(T);
   KernelParams p = with_addresses(params);
   if (p.weight == nullptr) {
-    p.row_parts = static_cast<uint32_t>((p.rows * p.hidden + kN - 1) / kN);
-    p.pieces = (p.row_parts + kPieceThreads - 1) / kPieceThreads;
+    set_flat_pieces<T>(p);
     return launch_resident<allreduce_kernel<T, kRanks, 1, false, kAligned, kTwoShots>>(p, kPieceThreads, 1, where);
   }
   const int parts = p.hidden < 1 ? 1 : static_cast<int>((p.hidden + kN - 1) / kN);  // of threads; a row may be empty

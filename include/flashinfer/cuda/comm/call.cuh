@@ -1,0 +1,202 @@
+// A call of a kernel in a group: parts of tensors, headers, the words of all ranks, and the launch. The protocol is
+// that of common/allreduce.h.
+//
+// A CTA never waits for another CTA of its own rank, except in its cluster, and all CTAs are resident, so ranks may
+// have different grids.
+#pragma once
+
+#include <atomic>
+
+#include <flashinfer/common/allreduce.h>
+#include <flashinfer/common/dispatch.h>
+#include <flashinfer/cuda/comm/words.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+#include <flashinfer/cuda/tile/convert.cuh>
+#include <flashinfer/cuda/tile/vec.cuh>
+
+namespace flashinfer::cuda {
+
+constexpr int kCommThreads = 512;   // of an SM at most, so that a GEMM or NCCL fits next to them
+constexpr int kPieceThreads = 128;  // one row in four CTAs took 2.67 us, in one CTA 3.26 us (two H100)
+constexpr int kLoadsInFlight = 4;   // parts that a thread loads before it tests the first
+
+template <typename T>
+constexpr int kPartElements = kPartBytes / sizeof(T);
+template <typename T>
+using Part = Vec<T, kPartElements<T>>;
+
+// Parameters of the kernel, with the addresses of slot 0 that it would otherwise compute in each thread.
+struct KernelParams : AllReduceParams {
+  uint8_t* send[kMaxRanks];     // by distance: this rank's area of the inbox of rank (rank + distance) % ranks
+  uint8_t* receive[kMaxRanks];  // by rank: its area of this rank's inbox
+  uint32_t slot_parts;          // from slot 0 to slot 1
+  uint32_t row_parts;           // of a row with the norm, else of all rows as one
+  uint32_t pieces;
+};
+
+// Place of a thread's part: among the inbox's parts, and in its row.
+struct Place {
+  uint32_t row, in_row, index;
+};
+
+// Loads a part. Elements after the row's end are 0. If not kAligned, rows begin at any element.
+template <bool kAligned, typename T>
+__device__ __forceinline__ Part<T> load_part(const void* from, const Place& at, int64_t row_elements) {
+  constexpr int kN = kPartElements<T>;
+  if constexpr (kAligned) return load_vec<T, kN>(static_cast<const T*>(from) + int64_t{at.index} * kN);
+  const T* row = static_cast<const T*>(from) + at.row * row_elements;
+  Part<T> part;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const int64_t column = int64_t{at.in_row} * kN + j;
+    part.at[j] = column < row_elements ? row[column] : from_float<T>(0.0f);
+  }
+  return part;
+}
+
+template <bool kAligned, typename T, int kN>
+__device__ __forceinline__ void store_part(void* to, const Place& at, int64_t row_elements, const Vec<T, kN>& part) {
+  if constexpr (kAligned) return store_vec(static_cast<T*>(to) + int64_t{at.index} * kN, part);
+  T* row = static_cast<T*>(to) + at.row * row_elements;
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const int64_t column = int64_t{at.in_row} * kN + j;
+    if (column < row_elements) row[column] = part.at[j];
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ Part<T> part_of(const uint4& words) {
+  Part<T> part;
+  memcpy(&part, &words, sizeof(part));
+  return part;
+}
+
+// Empties the header of the next call and sends that of this one. All threads call it.
+__device__ __forceinline__ void send_headers(const KernelParams& p, int ranks, uint32_t epoch, bool sends) {
+  const int rank = p.group.rank;
+  const bool has_header = blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends;
+  if (has_header) {
+    ptx::store_relaxed_sys(header_of(p.group, rank, threadIdx.x, epoch + 1), empty_words());
+    ptx::fence_sys();  // in these threads only: in all, fences took hundreds of microseconds (two H100)
+    ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
+  }
+}
+
+// Sends words to all peers, from the next rank on, so that senders share the links. kRanks is 0 for any number.
+template <int kRanks>
+__device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offset, const uint4& words) {
+  const int ranks = kRanks ? kRanks : p.group.ranks;
+#pragma unroll
+  for (int distance = 1; distance < ranks; ++distance) ptx::store_relaxed_sys(p.send[distance] + offset, words);
+}
+
+// Takes the words of all ranks in their order, and calls use(rank, words). `own` are those of this rank.
+template <int kRanks, typename Use>
+__device__ __forceinline__ void take_all(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
+                                         Failure& failure, const Use& use) {
+  const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
+  constexpr int kBatch = kRanks == 0 ? 1 : kRanks < kLoadsInFlight ? kRanks : kLoadsInFlight;
+#pragma unroll
+  for (int first = 0; first < ranks; first += kBatch) {
+    uint4 words[kBatch];
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k)
+      words[k] = first + k == rank ? own : ptx::load4_relaxed_sys(p.receive[first + k] + offset);
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int sender = first + k;
+      if (sender != rank) words[k] = take(p, words[k], p.receive[sender] + offset, sender, epoch, failure);
+      use(sender, words[k]);
+    }
+  }
+}
+
+// Returns the rounded sum of a part over the ranks.
+template <typename T, int kRanks>
+__device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
+                                                Failure& failure) {
+  constexpr int kN = kPartElements<T>;
+  float sum[kN];
+  take_all<kRanks>(p, offset, own, epoch, failure, [&](int sender, const uint4& words) {
+    float values[kN];
+    part_of<T>(words).to_floats(values);
+#pragma unroll
+    for (int j = 0; j < kN; ++j) sum[j] = sender == 0 ? values[j] : sum[j] + values[j];
+  });
+  return Part<T>::from_floats(sum);
+}
+
+// Compares the calls of all ranks, reports an error and counts the call. All threads of a CTA call it.
+__device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint32_t epoch, Failure failure) {
+  const int rank = p.group.rank;
+  if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank) compare_headers(p, threadIdx.x, epoch, failure);
+  // Every call advances all words, so a later call finds them equal whatever its grid is. The last thread reads a word
+  // while the first ones read headers.
+  volatile uint32_t* words = p.group.state->epoch;
+  if (threadIdx.x == blockDim.x - 1 && words[blockIdx.x] != epoch && failure == 0)
+    failure = fail(p, CommError::kConcurrent, rank);
+  report_failure(p, failure, epoch);
+  __syncthreads();
+  for (int k = blockIdx.x + threadIdx.x * gridDim.x; k < kEpochWords; k += blockDim.x * gridDim.x) words[k] = epoch + 1;
+  __syncwarp();
+}
+
+// Returns the clusters of a kernel that a device holds at one time. The device must be current.
+template <auto kFunction>
+int resident_clusters(int device, int threads, int cluster) {
+  static DeviceTable<std::atomic<int>[4 * (kCommThreads / 32)]> found;
+  int log2 = 0;
+  while (1 << log2 < cluster) ++log2;
+  std::atomic<int>& known = found.at(device)[log2 * (kCommThreads / 32) + threads / 32 - 1];
+  int count = known.load(std::memory_order_relaxed);
+  if (count > 0) return count;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(cluster), config.blockDim = dim3(threads);
+  config.attrs = &attribute, config.numAttrs = 1;
+  if (cluster > 1) {
+    check(cudaOccupancyMaxActiveClusters(&count, kFunction, &config), "cudaOccupancyMaxActiveClusters");
+  } else {
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kFunction, threads, 0),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    count *= device_info(device).num_sms;
+  }
+  if (count < 1) throw std::runtime_error("allreduce: this device holds no CTA of the kernel");
+  known.store(count, std::memory_order_relaxed);
+  return count;
+}
+
+template <auto kFunction>
+void launch_resident(const KernelParams& p, int threads, int cluster, const Launch& where) {
+  int64_t count = p.group.num_sms * (kCommThreads / threads) / cluster;
+  const int resident = resident_clusters<kFunction>(where.device, threads, cluster);
+  if (count > resident) count = resident;
+  if (count > kEpochWords / cluster) count = kEpochWords / cluster;
+  if (count > p.pieces) count = p.pieces;
+  if (count < 1) count = 1;  // an empty call still compares headers
+  launch_with(kFunction, dim3(count * cluster), dim3(threads), 0, cluster, where, p);
+}
+
+inline KernelParams with_addresses(const AllReduceParams& p) {
+  const CommGroup& group = p.group;
+  KernelParams result{};
+  static_cast<AllReduceParams&>(result) = p;
+  for (int i = 0; i < group.ranks; ++i) {
+    if (i > 0) result.send[i] = area_of(group, (group.rank + i) % group.ranks, group.rank, 0);
+    if (i != group.rank) result.receive[i] = area_of(group, group.rank, i, 0);
+  }
+  result.slot_parts = static_cast<uint32_t>((group.ranks - 1) * (group.slot_bytes / kPartBytes));
+  return result;
+}
+
+// Cuts all rows as one into pieces of kPieceThreads parts.
+template <typename T>
+void set_flat_pieces(KernelParams& p) {
+  p.row_parts = static_cast<uint32_t>((p.rows * p.hidden + kPartElements<T> - 1) / kPartElements<T>);
+  p.pieces = (p.row_parts + kPieceThreads - 1) / kPieceThreads;
+}
+
+}  // namespace flashinfer::cuda

@@ -1,0 +1,91 @@
+// Reduce-scatter and all-gather on CUDA; definitions and protocol in common/allreduce.h.
+//
+// The rows of a share are one sequence of parts. In reduce-scatter a CTA sends a piece of each peer's share, and adds
+// the parts of that piece of its own. In all-gather it sends a piece of its own share to all, and stores that piece of
+// theirs.
+#pragma once
+
+#include <flashinfer/common/allreduce.h>
+#include <flashinfer/cuda/comm/call.cuh>
+#include <flashinfer/cuda/host/launch.cuh>
+
+namespace flashinfer::cuda {
+
+// kRanks: number of ranks, or 0 for any. A piece is blockDim.x parts of a share.
+template <typename T, int kRanks, bool kGather, bool kAligned>
+__global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_constant__ KernelParams p) {
+  const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
+  const int64_t share_elements = p.rows * p.hidden;
+  wait_for_inputs();
+  let_next_start();
+  const uint32_t epoch = p.group.state->epoch[blockIdx.x];
+  Failure failure = p.group.state->failed != 0u ? kFailedBefore : 0;
+  const bool sends = failure == 0;  // words of a failed call must not meet those of a later one
+  const uint32_t slot = epoch % kSlots * p.slot_parts;
+  send_headers(p, ranks, epoch, sends);
+
+  const auto part_in = [&](uint32_t piece) { return piece * blockDim.x + threadIdx.x; };
+  const auto place_of = [&](uint32_t share, uint32_t part) { return Place{share, part, share * p.row_parts + part}; };
+  const auto load_words = [&](uint32_t share, uint32_t part) {
+    return as_data(raw_of(load_part<kAligned, T>(p.input, place_of(share, part), share_elements)));
+  };
+
+  const auto push = [&](uint32_t piece) {
+    const uint32_t part = part_in(piece);
+    if (part >= p.row_parts || !sends) return;
+    const int64_t offset = int64_t{slot + part} * kPartBytes;
+    if constexpr (kGather) {
+      send_to_all<kRanks>(p, offset, load_words(0, part));
+    } else {
+#pragma unroll
+      for (int distance = 1; distance < ranks; ++distance) {
+        const int peer = rank + distance < ranks ? rank + distance : rank + distance - ranks;
+        ptx::store_relaxed_sys(p.send[distance] + offset, load_words(peer, part));
+      }
+    }
+  };
+
+  const auto finish = [&](uint32_t piece) {
+    const uint32_t part = part_in(piece);
+    if (part >= p.row_parts) return;
+    const int64_t offset = int64_t{slot + part} * kPartBytes;
+    const uint4 own = load_words(kGather ? 0 : rank, part);
+    if constexpr (kGather) {
+      take_all<kRanks>(p, offset, own, epoch, failure, [&](int sender, const uint4& words) {
+        store_part<kAligned, T>(p.out, place_of(sender, part), share_elements, part_of<T>(words));
+      });
+    } else {
+      store_part<kAligned, T>(p.out, place_of(0, part), share_elements,
+                              sum_of_parts<T, kRanks>(p, offset, own, epoch, failure));
+    }
+  };
+
+  uint32_t piece = blockIdx.x;
+  if (piece < p.pieces) push(piece);
+  for (; piece < p.pieces; piece += gridDim.x) {
+    if (piece + gridDim.x < p.pieces) push(piece + gridDim.x);  // one ahead, as in the all-reduce
+    finish(piece);
+  }
+  end_call(p, ranks, epoch, failure);
+}
+
+// Kernels for 2, 4 and 8 ranks are compiled for aligned shares. One kernel serves other numbers and other shares.
+template <typename T, bool kGather, int kRanks, bool kAligned>
+void launch_shares(const AllReduceParams& params, const Launch& where) {
+  KernelParams p = with_addresses(params);
+  set_flat_pieces<T>(p);
+  launch_resident<shares_kernel<T, kRanks, kGather, kAligned>>(p, kPieceThreads, 1, where);
+}
+
+template <typename T, bool kGather>
+void run_shares(const AllReduceParams& p, const Launch& where, bool is_aligned) {
+  if (!is_aligned) return launch_shares<T, kGather, 0, false>(p, where);
+  switch (p.group.ranks) {
+    case 2: return launch_shares<T, kGather, 2, true>(p, where);
+    case 4: return launch_shares<T, kGather, 4, true>(p, where);
+    case 8: return launch_shares<T, kGather, 8, true>(p, where);
+    default: return launch_shares<T, kGather, 0, true>(p, where);
+  }
+}
+
+}  // namespace flashinfer::cuda
