@@ -1,11 +1,13 @@
-"""Compare the all-reduce, alone and with residual and RMSNorm, with NCCL and torch's symmetric memory, in turns.
+"""Compare collectives with those of NCCL and torch's symmetric memory, in turns.
+
+The all-reduce is measured alone and with residual and RMSNorm, reduce-scatter and all-gather alone.
 
     python benchmarks/bench_allreduce.py [--ranks 2] [--hidden 4096 7168 8192] [--tokens 1 8 32 128 512 2048 8192]
     python benchmarks/bench_allreduce.py --local 2      # ranks as streams of one GPU: launches, not links
 
 Each line is a shape: microseconds of a call in a graph, of each peer, and the share of the floor that ours reached.
-The floor is 2.2 us (2.6 us with the norm) and the bytes that a rank sends in one shot, at 360 GB/s (two H100). All
-ranks begin after a barrier on their streams, and the rank that began last measures.
+The floor is 2.2 us (2.6 us with the norm) and the bytes that a rank sends, of an all-reduce in one shot, at 360 GB/s
+(two H100). All ranks begin after a barrier on their streams, and the rank that began last measures.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import torch.distributed as dist
 from timing import Report, host_seconds
 
 from flashinfer.comm.allreduce import allreduce_fusion
+from flashinfer.comm.shares import all_gather, reduce_scatter
 from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
 from flashinfer.comm.workspace import create_allreduce_fusion_workspace
 from flashinfer.norm import fused_add_rmsnorm
@@ -36,14 +39,19 @@ Call = Callable[[], Any]
 
 
 class Shape:
-    """Tensors of one shape on this rank, and the calls that are compared: name -> call."""
+    """Tensors of one shape on this rank, and the calls that are compared: name -> call.
 
-    def __init__(self, tokens: int, hidden: int, device: torch.device) -> None:
+    Reduce-scatter and all-gather have ``tokens`` rows in all, rounded up to a multiple of the ranks.
+    """
+
+    def __init__(self, tokens: int, hidden: int, device: torch.device, ranks: int) -> None:
         def new(*sizes: int) -> torch.Tensor:
             return torch.randn(*sizes, device=device).to(DTYPE)
 
         self.x, self.residual, self.weight = new(tokens, hidden), new(tokens, hidden), new(hidden)
         self.out, self.bytes = torch.empty_like(self.x), self.x.numel() * self.x.itemsize
+        rows = -(-tokens // ranks)
+        self.whole, self.share = new(rows * ranks, hidden), new(rows, hidden)
 
     def ours(self, workspace: Any) -> dict[str, dict[str, Call]]:
         x, out, residual, weight = self.x, self.out, self.residual, self.weight
@@ -55,12 +63,17 @@ class Shape:
                     norm_out=out, residual_out=residual, residual_in=residual, rms_gamma=weight,
                 )
             },
+            "reduce_scatter": {"ours": lambda: reduce_scatter(self.whole, workspace, self.share, True)},
+            "all_gather": {"ours": lambda: all_gather(self.share, workspace, self.whole, True)},
         }  # fmt: skip
 
     def with_peers(self, workspace: Any, group: Any) -> dict[str, dict[str, Call]]:
         calls, x = self.ours(workspace), torch.zeros_like(self.x)  # zeros: sums in place stay finite
         calls["sum"]["nccl"] = lambda: dist.all_reduce(x)
         calls["fused"]["nccl + norm"] = lambda: (dist.all_reduce(x), self.norm(x))
+        share, whole = torch.zeros_like(self.share), torch.zeros_like(self.whole)
+        calls["reduce_scatter"]["nccl"] = lambda: dist.reduce_scatter_tensor(share, whole)
+        calls["all_gather"]["nccl"] = lambda: dist.all_gather_into_tensor(whole, share)
         try:
             import torch.distributed._symmetric_memory as symmetric
 
@@ -78,7 +91,8 @@ class Shape:
         fused_add_rmsnorm(x, self.residual, self.weight)
 
     def floor(self, what: str, ranks: int) -> float:
-        return (SUM_FLOOR if what == "sum" else NORM_FLOOR) + (ranks - 1) * self.bytes / LINK_BYTES_PER_US
+        sent = self.bytes if what in ("sum", "fused") else self.share.numel() * self.share.itemsize
+        return (NORM_FLOOR if what == "fused" else SUM_FLOOR) + (ranks - 1) * sent / LINK_BYTES_PER_US
 
 
 def captured(call: Call, count: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
@@ -100,11 +114,11 @@ def measure(rank: int, ranks: int, file: str, options: argparse.Namespace) -> No
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{file}", rank=rank, world_size=ranks)
     group, report = dist.group.WORLD, Report("All-reduce of several GPUs")
     most = max(options.tokens) * max(options.hidden)
-    workspace = create_allreduce_fusion_workspace("auto", ranks, rank, most // 64, 64, DTYPE, group=group)
+    workspace = create_allreduce_fusion_workspace("auto", ranks, rank, most // 64 + 1, 64, DTYPE, group=group)
     begin, stream = torch.zeros(1, device=device), torch.cuda.Stream()
     for hidden in options.hidden:
         for tokens in options.tokens:
-            shape = Shape(tokens, hidden, device)
+            shape = Shape(tokens, hidden, device, ranks)
             for what, calls in shape.with_peers(workspace, group).items():
                 count = calls_in_graph(shape)
                 with torch.cuda.stream(stream):
@@ -153,8 +167,8 @@ def measure_local(ranks: int, options: argparse.Namespace) -> None:
     group = Group(ranks, most // 64, 64, DTYPE, "cuda")
     for hidden in options.hidden:
         for tokens in options.tokens:
-            shapes = [Shape(tokens, hidden, torch.device("cuda")) for _ in range(ranks)]
-            for what in ("sum", "fused"):
+            shapes = [Shape(tokens, hidden, torch.device("cuda"), ranks) for _ in range(ranks)]
+            for what in shapes[0].ours(group.workspaces[0]):
                 count = calls_in_graph(shapes[0])
                 graphs = [
                     captured(shapes[rank].ours(group.workspaces[rank])[what]["ours"], count, group.streams[rank])

@@ -16,9 +16,10 @@ RANKS = """
     import faulthandler, json, os, signal, sys, threading, time, warnings
     import torch
     import torch.distributed as dist
-    from flashinfer.comm import allreduce
+    from flashinfer.comm import _trtllm, _vllm, allreduce, cuda_ipc
     from flashinfer.comm.allreduce import allreduce_fusion
     from flashinfer.comm.mnnvl import TorchDistBackend
+    from flashinfer.comm.shares import all_gather, reduce_scatter
     from flashinfer.comm.workspace import create_allreduce_fusion_workspace
     from flashinfer.errors import GroupError
     torch.set_num_threads(1)
@@ -89,6 +90,37 @@ for number in range(150):
     assert torch.equal(got, want), (number, tokens, hidden)
 one.check()
 said["way"] = one._memory.way
+"""
+SHARES = """
+one = memory["one"]
+for number in range(60):
+    rows, hidden = int(torch.randint(0, 64 // size + 1, ())), int(torch.randint(1, 513, ()))
+    parts = drawn(rows * size, hidden)
+    share = reduce_scatter(parts[rank], one)
+    assert torch.equal(share, total(parts)[rank * rows : (rank + 1) * rows]), (number, rows, hidden)
+    assert torch.equal(all_gather(share, one), total(parts)), (number, rows, hidden)
+one.check()
+"""
+OLDER = """
+handles, table, sizes = _trtllm.trtllm_create_ipc_workspace_for_all_reduce_fusion(
+    rank, size, 8, 512, group=dist.group.WORLD, create_metadata=True, device=device
+)
+buffer = cuda_ipc.create_shared_buffer(_vllm.vllm_meta_size(), dist.group.WORLD, device=device)
+number = _vllm.vllm_init_custom_ar(buffer, torch.empty(8), rank, True)
+for _ in range(10):
+    parts = drawn(8, 512)
+    want, got, more = total(parts), torch.zeros_like(parts[0]), torch.zeros_like(parts[0])
+    given = dict.fromkeys(
+        "residual_in residual_out norm_out quant_out scale_out rms_gamma rms_eps scale_factor layout_code".split()
+    )
+    _trtllm.trtllm_allreduce_fusion(
+        parts[rank], size, rank, 8, 512, table, True, True, True, 0, None, allreduce_out=got, metadata=sizes, **given
+    )
+    _vllm.vllm_all_reduce(number, parts[rank], more, 0, 0, 16)
+    assert torch.equal(got, want) and torch.equal(more, want)
+_trtllm.trtllm_destroy_ipc_workspace_for_all_reduce(handles, group=dist.group.WORLD)
+_vllm.vllm_dispose(number)
+cuda_ipc.free_shared_buffer(buffer, dist.group.WORLD)
 """
 BACKEND = """
 backend = TorchDistBackend()
@@ -186,6 +218,8 @@ def check(size: int, backend: str, way: str) -> None:
     steps = {
         "make": MAKE,
         "calls": CALLS,
+        "shares": SHARES,
+        "older": OLDER,
         "backend": BACKEND,
         "split": SPLIT,
         "fail": FAIL,
@@ -193,7 +227,7 @@ def check(size: int, backend: str, way: str) -> None:
         "after": AFTER,
     }
     said = run(size, backend, steps)
-    for step in ("make", "calls", "backend", "split", "after"):
+    for step in ("make", "calls", "shares", "older", "backend", "split", "after"):
         assert not any("error" in one for one in said[step].values()), said[step]
     assert {one["way"] for one in said["calls"].values()} == {way}
     texts = {one["text"] for one in said["fail"].values()}
