@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -130,6 +131,53 @@ def test_two_threads_request_one_module(make_spec, compilers_started):
     for thread in threads:
         thread.join()
     assert answers == [57] * 3 and compilers_started() == 1
+
+
+IMPORTS = """
+    import ctypes, fcntl, sys
+    import torch
+    how, source = sys.argv[1:]
+    locked, taken, imported = set(), [], []
+    LOCKS = {("lock.py", "try_hold"), ("lock.py", "exclusive"), ("lock.py", "wait")}
+
+    def callers():
+        frame = sys._getframe(2)
+        while frame is not None:
+            yield tuple(frame.f_code.co_filename.rsplit("/", 1)[1:]) + (frame.f_code.co_name,)
+            frame = frame.f_back
+
+    def watch(event, arguments):
+        if event == "fcntl.flock":
+            descriptor, operation = arguments
+            taken.append(descriptor)
+            (locked.discard if operation & fcntl.LOCK_UN else locked.add)(descriptor)
+        elif event == "import":
+            loading = getattr(sys.modules.get("flashinfer.jit.load"), "_loading", ())
+            if locked or loading or not LOCKS.isdisjoint(callers()):
+                imported.append(arguments[0])
+
+    from flashinfer.jit import gen_jit_spec
+    sys.addaudithook(watch)
+    spec = gen_jit_spec("tiny", [source])
+    try:
+        spec.build_and_load() if how == "load" else spec.build()
+    except Exception as err:
+        print(type(err).__name__, end=" ")
+    print(bool(taken), imported)
+"""
+
+
+@pytest.mark.parametrize("how", ["build", "load", "failure", "fetch"])
+def test_nothing_is_imported_under_a_lock(how, make_spec, tmp_path, monkeypatch):
+    """An import may execute a user's file of that name, which may request the module that is being built."""
+    spec = make_spec("tiny", {"unit.cc": "no C++\n"} if how == "failure" else answering(60))
+    if how == "fetch":
+        monkeypatch.setenv("FLASHINFER_STORE", f"unsigned+file://{tmp_path}/store")
+        monkeypatch.setenv("FLASHINFER_STORE_PUBLISH", "1")
+        spec.build()
+        shutil.rmtree(tmp_path / "workspace")
+    said = end(start(IMPORTS, how, spec.source_paths()[0])).splitlines()[-1]
+    assert said == ("BuildError " if how == "failure" else "") + "True []"
 
 
 # Standard modules that flashinfer (shlex, sysconfig) and filelock (decimal, secrets) import in addition to
