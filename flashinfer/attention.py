@@ -101,14 +101,14 @@ class BatchAttention(BatchWrapper):
         num_pages = check_indices(op, "kv_indices", kv_indices, "kv_indptr", first, used)
         self._move_to(kv_indices.device)
         tables = Tables(op, self.device, non_blocking=True)
-        indptr = tables.take("kv_indptr", None, kv_indptr)
+        indptr = tables.to_device("kv_indptr", None, kv_indptr)
         return Batch(
             int(queries[-1]),
             queries,
             lens,
             num_pages,
             indptr,
-            tables.take("kv_indices", None, kv_indices[:used]),
+            tables.to_device("kv_indices", None, kv_indices[:used]),
             row_start=int(queries[0]),
         )
 

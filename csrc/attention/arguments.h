@@ -22,34 +22,34 @@ namespace flashinfer::binding {
 FLASHINFER_ARGUMENTS(TensorArguments, FLASHINFER_ATTENTION_TENSORS)
 
 // Arguments of a call other than queries, keys, values, results and a variant's own parameters.
-#define FLASHINFER_ATTENTION_SETTING(X, Workspace) \
-  X(OptionalTensor, kv_indptr)                     \
-  X(OptionalTensor, kv_indices)                    \
-  X(OptionalTensor, plan)                          \
-  X(Workspace, float_workspace)                    \
-  X(int64_t, batch_size)                           \
-  X(int64_t, max_items)                            \
-  X(int64_t, max_merges)                           \
-  X(int64_t, max_slots)                            \
-  X(int64_t, tile_rows)                            \
-  X(int64_t, slot_rows)                            \
-  X(OptionalTensor, custom_mask)                   \
-  X(OptionalTensor, mask_indptr)                   \
-  X(OptionalTensor, prefix_len)                    \
-  X(OptionalTensor, token_pos_in_items)            \
-  X(int64_t, token_pos_in_items_len)               \
-  X(int64_t, kv_layout)                            \
-  X(int64_t, mask_mode)                            \
-  X(int64_t, window_left)                          \
-  X(double, o_scale)                               \
-  X(double, rope_scale)                            \
-  X(double, rope_theta)                            \
+#define FLASHINFER_ATTENTION_CALL(X, Workspace) \
+  X(OptionalTensor, kv_indptr)                  \
+  X(OptionalTensor, kv_indices)                 \
+  X(OptionalTensor, plan)                       \
+  X(Workspace, float_workspace)                 \
+  X(int64_t, batch_size)                        \
+  X(int64_t, max_items)                         \
+  X(int64_t, max_merges)                        \
+  X(int64_t, max_slots)                         \
+  X(int64_t, tile_rows)                         \
+  X(int64_t, slot_rows)                         \
+  X(OptionalTensor, custom_mask)                \
+  X(OptionalTensor, mask_indptr)                \
+  X(OptionalTensor, prefix_len)                 \
+  X(OptionalTensor, token_pos_in_items)         \
+  X(int64_t, token_pos_in_items_len)            \
+  X(int64_t, kv_layout)                         \
+  X(int64_t, mask_mode)                         \
+  X(int64_t, window_left)                       \
+  X(double, o_scale)                            \
+  X(double, rope_scale)                         \
+  X(double, rope_theta)                         \
   X(int64_t, variant)
 // run() writes to the workspace. bind() only stores its address.
-#define FLASHINFER_ATTENTION_RUN_SETTING(X) FLASHINFER_ATTENTION_SETTING(X, WrittenOptional<'c'>)
-#define FLASHINFER_ATTENTION_BIND_SETTING(X) FLASHINFER_ATTENTION_SETTING(X, OptionalTensor)
-FLASHINFER_ARGUMENTS(RunSetting, FLASHINFER_ATTENTION_RUN_SETTING)
-FLASHINFER_ARGUMENTS(BindSetting, FLASHINFER_ATTENTION_BIND_SETTING)
+#define FLASHINFER_ATTENTION_RUN(X) FLASHINFER_ATTENTION_CALL(X, WrittenOptional<'c'>)
+#define FLASHINFER_ATTENTION_BIND(X) FLASHINFER_ATTENTION_CALL(X, OptionalTensor)
+FLASHINFER_ARGUMENTS(RunArguments, FLASHINFER_ATTENTION_RUN)
+FLASHINFER_ARGUMENTS(BindArguments, FLASHINFER_ATTENTION_BIND)
 
 // Parameters of a variant: the configuration's lists, X(name, type, optional) of tensors and X(name, type) of
 // scalars.

@@ -62,19 +62,20 @@ struct Expected {
 
 struct Bound {
   Expected expected;
-  Setting setting;
+  CallArguments arguments;
   mutable std::atomic<int64_t> stream{-1};  // of the last call
 
-  Bound(const Check& check, const ExpectedArguments& call, const BindSetting& given, const VariantArguments& parameters)
-      : expected(check, call), setting(check, given, parameters, Place()) {
-    expected.config.variant = setting.variant;
+  Bound(const Check& check, const ExpectedArguments& call, const BindArguments& given,
+        const VariantArguments& parameters)
+      : expected(check, call), arguments(check, given, parameters, Place()) {
+    expected.config.variant = arguments.variant;
     require_covered(expected.config);
   }
 
   Bound(const Check& check, const Bound& like, const RebindArguments& given)
-      : expected(like.expected), setting(like.setting), stream(like.stream.load()) {
+      : expected(like.expected), arguments(like.arguments), stream(like.stream.load()) {
     expected.rows = given.rows, expected.kv_rows = given.kv_rows;
-    setting.replan(check, given);
+    arguments.replan(check, given);
   }
 };
 
@@ -110,7 +111,7 @@ inline void bind(StableIValue* stack, uint64_t, uint64_t) {
   const Check check("bind");
   const StableIValue* next = stack;
   const ExpectedArguments call = ExpectedArguments::take(next);
-  const BindSetting given = BindSetting::take(next);
+  const BindArguments given = BindArguments::take(next);
   const VariantArguments parameters = VariantArguments::take(next);
   BoundTable::get().put(call.handle, std::make_shared<const Bound>(check, call, given, parameters));
 }
@@ -178,7 +179,7 @@ class BoundCall {
         whole_(tensors.k, "k"),
         k_(tensors.v ? pages(whole_, k_dims_) : half(0, "k", k_dims_)),
         v_(tensors.v ? pages(View(*tensors.v, "v"), v_dims_) : half(1, "v", v_dims_)),
-        inputs_(check, q_, k_, v_, bound_->setting) {
+        inputs_(check, q_, k_, v_, bound_->arguments) {
     bound_->expected.check(check, inputs_);
   }
 
@@ -201,14 +202,14 @@ class BoundCall {
   }
 
   void run(const Tensor& out, float* lse) const {
-    Params params = bound_->setting.params;
+    Params params = bound_->arguments.params;
     if (scales_.sm_scale) {
       if (!std::isfinite(*scales_.sm_scale)) check_.fail("sm_scale", "got no finite number");
       params.sm_scale = static_cast<float>(*scales_.sm_scale);
     }
     if (scales_.o_scale) params.o_scale = static_cast<float>(*scales_.o_scale);
     Dims dims;
-    bound_->stream = attend(check_, params, bound_->setting, inputs_, tokens(View(out, "out"), dims), lse,
+    bound_->stream = attend(check_, params, bound_->arguments, inputs_, tokens(View(out, "out"), dims), lse,
                             bound_->expected.config, like_);
   }
 
@@ -221,8 +222,8 @@ class BoundCall {
   }
 
   View pages(const View& given, Dims& dims) const {
-    const bool of_one = bound_->setting.paged && bound_->expected.page_size == 1 && given.ndim == 3;
-    return of_one ? as_pages(given, 1 + bound_->setting.kv_layout, dims) : given;
+    const bool of_one = bound_->arguments.paged && bound_->expected.page_size == 1 && given.ndim == 3;
+    return of_one ? as_pages(given, 1 + bound_->arguments.kv_layout, dims) : given;
   }
 
   View half(int64_t which, const char* name, Dims& dims) const {
@@ -279,7 +280,7 @@ inline void run_bound_out(StableIValue* stack, uint64_t, uint64_t) {
 #define FLASHINFER_ATTENTION_BOUND_LIBRARY(ns, key)                                           \
   STABLE_TORCH_LIBRARY_FRAGMENT(ns, m) {                                                      \
     using namespace flashinfer::binding;                                                      \
-    m.def(schema_of<ExpectedArguments, BindSetting, VariantArguments>("bind").c_str());       \
+    m.def(schema_of<ExpectedArguments, BindArguments, VariantArguments>("bind").c_str());     \
     m.def(schema_of<RebindArguments>("rebind").c_str());                                      \
     m.def("unbind(int handle) -> ()");                                                        \
     m.def("stream_of(int handle) -> int");                                                    \

@@ -20,15 +20,15 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
   const Check check(FLASHINFER_ATTENTION_NAME);
   const StableIValue* next = stack;
   const TensorArguments tensors = TensorArguments::take(next);
-  const RunSetting given = RunSetting::take(next);
+  const RunArguments given = RunArguments::take(next);
   const VariantArguments parameters = VariantArguments::take(next);
   const View q(tensors.q, "q"), k(tensors.k, "k"), v(tensors.v, "v"), out(tensors.out, "out");
   Place place;
   place.must_hold(check, q);
-  const Setting setting(check, given, parameters, place);
-  const Inputs inputs(check, q, k, v, setting);
+  const CallArguments arguments(check, given, parameters, place);
+  const Inputs inputs(check, q, k, v, arguments);
   inputs.check_out(check, out);
-  const AttentionConfig config = inputs.config(out.dtype, setting.variant);
+  const AttentionConfig config = inputs.config(out.dtype, arguments.variant);
   require_covered(config);
   float* lse_data = nullptr;
   if (tensors.lse) {
@@ -36,8 +36,8 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
     inputs.check_lse(check, lse, out);
     lse_data = static_cast<float*>(lse.data);
   }
-  Params params = setting.params;
-  attend(check, params, setting, inputs, out, lse_data, config, tensors.q);
+  Params params = arguments.params;
+  attend(check, params, arguments, inputs, out, lse_data, config, tensors.q);
 }
 
 // plan() is registered for every device: its tensors are on the host on every backend.
@@ -46,7 +46,7 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
 #define FLASHINFER_ATTENTION_LIBRARY__(ns, key)                                                                   \
   STABLE_TORCH_LIBRARY(ns, m) {                                                                                   \
     using namespace flashinfer::binding;                                                                          \
-    m.def(schema_of<TensorArguments, RunSetting, VariantArguments>("run").c_str());                               \
+    m.def(schema_of<TensorArguments, RunArguments, VariantArguments>("run").c_str());                             \
     m.def(schema_of<PlanArguments>("plan").c_str());                                                              \
   }                                                                                                               \
   STABLE_TORCH_LIBRARY_IMPL(ns, key, m) { m.impl("run", flashinfer::binding::run); }                              \

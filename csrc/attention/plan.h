@@ -1,7 +1,7 @@
 // The operator that makes plans, on the host.
 #pragma once
 
-#include "attention/setting.h"
+#include "attention/call_arguments.h"
 #include "attention/tables.h"
 
 namespace flashinfer::binding {

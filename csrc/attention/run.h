@@ -1,7 +1,7 @@
 // One call of attention: checks of queries, keys, values and results, and the launch of the kernels.
 #pragma once
 
-#include "attention/setting.h"
+#include "attention/call_arguments.h"
 
 namespace flashinfer::binding {
 
@@ -19,8 +19,8 @@ struct Inputs {
   bool paged, nhd;
   KvDims dims;
 
-  Inputs(const Check& check, const View& queries, const View& keys, const View& values, const Setting& setting)
-      : q(queries), k(keys), v(values), paged(setting.paged), nhd(setting.kv_layout == 0), dims(paged, nhd) {
+  Inputs(const Check& check, const View& queries, const View& keys, const View& values, const CallArguments& arguments)
+      : q(queries), k(keys), v(values), paged(arguments.paged), nhd(arguments.kv_layout == 0), dims(paged, nhd) {
     check.rank(q, 3, 3);
     if (!paged && k.ndim == 4) check.fail("kv_indices", "got none, wanted the pages of a paged cache");
     if (paged && k.ndim == 3) check.fail("kv_indices", "got pages, wanted none: k has no dimension of pages");
@@ -37,7 +37,7 @@ struct Inputs {
     if (!paged && nhd) check.shape(v, {rows, heads, -1});
     if (!paged && !nhd) check.shape(v, {heads, rows, -1});
     check.same_dtype(v, k);
-    Place place = setting.place;
+    Place place = arguments.place;
     for (const View* arg : {&q, &k, &v})
       place.must_hold(check, *arg), check.last_contiguous(*arg), check.wide_rows(*arg);
     if (q.size(0) * q.size(1) > INT32_MAX) check.fail(q, "got more than 2147483647 rows");
@@ -83,16 +83,16 @@ struct Inputs {
 };
 
 // Makes the schedule of one request without a plan. Returns the number of slots for partial states.
-inline int64_t use_one_request(const Check& check, Params& params, const Setting& setting, const Inputs& inputs,
+inline int64_t use_one_request(const Check& check, Params& params, const CallArguments& arguments, const Inputs& inputs,
                                const AttentionConfig& config) {
   const int64_t kv_len = inputs.k.size(inputs.dims.row), rows = inputs.num_tokens() * params.group.divisor;
   if (kv_len > INT32_MAX || rows > INT32_MAX) check.fail(inputs.k, "got more than 2147483647 rows");
-  if (params.num_kv_heads % setting.masks != 0)
-    check.fail("mask_indptr", "got " + std::to_string(setting.masks) + " masks, wanted a divisor of the " +
+  if (params.num_kv_heads % arguments.masks != 0)
+    check.fail("mask_indptr", "got " + std::to_string(arguments.masks) + " masks, wanted a divisor of the " +
                                   std::to_string(params.num_kv_heads) + " heads of k");
-  params.heads_per_mask = static_cast<int32_t>(params.num_kv_heads / setting.masks);
+  params.heads_per_mask = static_cast<int32_t>(params.num_kv_heads / arguments.masks);
   if (params.mask_mode == MaskMode::kCustom &&
-      setting.mask_bytes < (inputs.num_tokens() * kv_len + 7) / 8 * setting.masks)
+      arguments.mask_bytes < (inputs.num_tokens() * kv_len + 7) / 8 * arguments.masks)
     check.fail("custom_mask", "got fewer bits than queries times keys");
   AttentionConfig grouped = config;
   grouped.group = static_cast<int32_t>(params.group.divisor);
@@ -117,24 +117,24 @@ inline int64_t use_one_request(const Check& check, Params& params, const Setting
   return params.single.num_chunks > 1 ? static_cast<int64_t>(params.single.num_tiles) * params.single.num_chunks : 0;
 }
 
-// Launches the kernels. `params` are those of the setting with this call's scales. `out` and `lse` (null: not
+// Launches the kernels. `params` are those of the call with this call's scales. `out` and `lse` (null: not
 // computed) are checked. Temporary memory is allocated on the device of `like`. Returns the stream.
-inline int64_t attend(const Check& check, Params& params, const Setting& setting, const Inputs& inputs, const View& out,
-                      float* lse, const AttentionConfig& config, const Tensor& like) {
+inline int64_t attend(const Check& check, Params& params, const CallArguments& arguments, const Inputs& inputs,
+                      const View& out, float* lse, const AttentionConfig& config, const Tensor& like) {
   inputs.put_into(params);
   params.o = out.data, params.o_row = out.stride(0), params.o_head = out.stride(1), params.lse = lse;
   const OnDevice where(inputs.q);
-  Partials partials = setting.workspace;
-  int64_t slots = setting.planned ? setting.max_slots : use_one_request(check, params, setting, inputs, config);
+  Partials partials = arguments.workspace;
+  int64_t slots = arguments.planned ? arguments.max_slots : use_one_request(check, params, arguments, inputs, config);
   OptionalTensor temporary;
-  if (slots > 0 && !setting.planned) {
+  if (slots > 0 && !arguments.planned) {
     partials.bytes = bytes_of_partials(params, slots, inputs.v.size(-1));
     temporary.emplace(empty_bytes(partials.bytes, like));
     require(aoti_torch_get_data_ptr(temporary->get(), &partials.data), "the workspace");
   }
   if (slots > 0) use_partials(check, params, partials, slots, inputs.v.size(-1));
-  if (setting.planned && setting.tickets < int64_t{params.max_merges} * params.num_kv_heads)
-    check.fail("plan", "got room for " + std::to_string(setting.tickets) + " tickets, wanted " +
+  if (arguments.planned && arguments.tickets < int64_t{params.max_merges} * params.num_kv_heads)
+    check.fail("plan", "got room for " + std::to_string(arguments.tickets) + " tickets, wanted " +
                            std::to_string(int64_t{params.max_merges} * params.num_kv_heads) +
                            ", one for each merge and head");
   if (out.numel > 0) attention(params, config, where);

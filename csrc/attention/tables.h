@@ -14,7 +14,7 @@
 
 namespace flashinfer::binding {
 
-// Elements of one int64 tensor: torch takes as long to pass one number as to pass one tensor. Problem in
+// Elements of one int64 tensor: torch takes as long to pass one number as to pass one tensor. PlanNumbers in
 // flashinfer/_attention/signature.py has the same list. If page_size is 0, keys are ragged. If with_tables is not 0,
 // kv_indptr and the used kv_indices follow the lists.
 #define FLASHINFER_PLAN_NUMBERS(X) \

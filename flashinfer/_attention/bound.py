@@ -28,7 +28,7 @@ from .kernels import kernels_of_one
 from .lists import Lists, Shape
 from .operators import Operators, builtin_operators
 from .scales import NO_SCALES, Scale
-from .signature import Expected, Parameters, Setting
+from .signature import CallArguments, ExpectedArguments, Parameters
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 MOST_REFUSALS = 16  # consecutive refusals before calls back off
@@ -48,13 +48,15 @@ class Bound:
         "_handle", "_rebind", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_stream", "_tensors", "_unbind",
     )  # fmt: skip
 
-    def __init__(self, operators: Operators, expected: Expected, setting: Setting, parameters: Parameters) -> None:
+    def __init__(
+        self, operators: Operators, expected: ExpectedArguments, arguments: CallArguments, parameters: Parameters
+    ) -> None:
         """Call the operator ``bind`` with these arguments and a new handle."""
         namespace = operators.namespace
         self._handle, self._sm_scale, self._refusals = next(_handles), parameters.sm_scale, 0
-        self._tensors = setting, parameters  # kept alive: the module knows where they are
+        self._tensors = arguments, parameters  # kept alive: the module knows where they are
         # The inner operator is unknown to Dynamo and becomes no node of a graph.
-        namespace.bind.default._op(*expected._replace(handle=self._handle), *setting, *parameters)
+        namespace.bind.default._op(*expected._replace(handle=self._handle), *arguments, *parameters)
         self._unbind, self._run, self._run_lse, self._run_out, self._stream, self._rebind = (
             operator.default._handle
             for operator in (
@@ -63,12 +65,12 @@ class Bound:
             )
         )  # fmt: skip
 
-    def rebind(self, setting: Setting, lists: Lists, rows: int, kv_rows: int) -> None:
+    def rebind(self, arguments: CallArguments, lists: Lists, rows: int, kv_rows: int) -> None:
         """Serve another plan, which differs in its tables only. Change nothing if that fails."""
         call_handle(
-            self._rebind, self._handle, lists.plan, setting.kv_indptr, setting.kv_indices, *lists[2:], rows, kv_rows
+            self._rebind, self._handle, lists.plan, arguments.kv_indptr, arguments.kv_indices, *lists[2:], rows, kv_rows
         )
-        self._tensors, self._refusals = (setting, self._tensors[1]), 0
+        self._tensors, self._refusals = (arguments, self._tensors[1]), 0
 
     def stream(self) -> int:
         """Return the handle of the last call's stream, -1 before the first call."""
@@ -140,21 +142,21 @@ def is_refusal(err: RuntimeError) -> bool:
     if isinstance(err, NotImplementedError):
         return True  # a kind of tensor without a kernel
     text = str(err)
-    return text.startswith(("ValueError: ", "TypeError: ")) or "Expected a value of type" in text
+    return text.startswith(("ValueError: ", "TypeError: ")) or "ExpectedArguments a value of type" in text
 
 
 def bind_plan(
     operators: Operators, shape: Shape, rows: int, more_rows: bool, page_size: int | None, kv_rows: int,
-    setting: Setting, parameters: Parameters,
+    arguments: CallArguments, parameters: Parameters,
 ) -> Bound | None:  # fmt: skip
     """Return the bound calls of a plan, or ``None`` if it needs the full operator."""
     if shape.dtype_o != shape.dtype_q:
         return None
-    expected = Expected(
+    expected = ExpectedArguments(
         0, 3, rows, more_rows, shape.num_qo_heads, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_vo,
         NUMBERS[shape.dtype_q], NUMBERS[shape.dtype_kv], page_size or 0, kv_rows,
     )  # fmt: skip
-    return Bound(operators, expected, setting, parameters)
+    return Bound(operators, expected, arguments, parameters)
 
 
 class BoundCalls:
@@ -210,13 +212,13 @@ class BoundCalls:
         except ValueError:
             return  # the full operator raises the detailed error
         logits = logits._replace(sm_scale=max(q.shape[-1], 1) ** -0.5)
-        expected = Expected(
+        expected = ExpectedArguments(
             0, self._q_dims, ANY, True, ANY, ANY, q.shape[-1], v.shape[-1], NUMBERS[q.dtype], NUMBERS[k.dtype], ANY, 0
         )
-        setting = Setting(
+        arguments = CallArguments(
             kv_layout=layout, mask_mode=mask_mode, window_left=logits.window_left, rope_scale=logits.rope_scale,
             rope_theta=logits.rope_theta, variant=operators.variant,
         )  # fmt: skip
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
-        self._calls[chosen] = Bound(operators, expected, setting, parameters_of(logits, 1, q.device))
+        self._calls[chosen] = Bound(operators, expected, arguments, parameters_of(logits, 1, q.device))

@@ -17,7 +17,7 @@ from ..quantization import packbits
 from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, parameters_of, rows_of, variant_of
 from .backward import differentiable
 from .operators import builtin_operators, call
-from .signature import Setting
+from .signature import CallArguments
 
 
 def attend_batch(
@@ -74,7 +74,7 @@ def _attend_batch(
         (packed, mask_indptr), mode, window_left = _packed(mask, qo_len, k.shape[2]), CUSTOM, -1
     logits = Logits(0, window_left, logits_soft_cap, sm_scale, 1.0, 1e4)
     operators = builtin_operators(family, q.device.type, dtypes, head_dims, variant_of(logits))
-    setting = Setting(
+    arguments = CallArguments(
         custom_mask=packed, mask_indptr=mask_indptr, kv_layout=1, mask_mode=mode, window_left=window_left,
         variant=variant_of(logits),
     )  # fmt: skip
@@ -83,7 +83,7 @@ def _attend_batch(
     folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(folded.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
     rows = (rows_of(x) for x in (q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1)))
-    call("attend_batch", operators.run, *rows, folded, lse, *setting, *parameters)
+    call("attend_batch", operators.run, *rows, folded, lse, *arguments, *parameters)
     if lse is not None:
         all_lse.copy_(lse.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))
     if batch_size == 1 or qo_len == 1:

@@ -28,7 +28,7 @@ FEW_ROWS = 64  # up to this many rows of queries a request, the portable kernels
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CallProperties:
     """Properties of a call that select its kernels."""
 
     family: str
@@ -75,29 +75,29 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def choose(backend: str, wanted: Wanted, rows: int) -> str:
+def choose(backend: str, call: CallProperties, rows: int) -> str:
     """Return the kernels of a call: ``"cpu"``, ``"cuda"`` or ``"sm90a"``.
 
     Args:
         backend: the caller's: ``"auto"``, ``"fa2"`` or ``"fa3"``.
-        wanted: the properties of the call.
+        call: its properties.
         rows: queries times ``group``, the mean of the requests.
 
     Raises:
         ValueError: another backend, or one whose kernels cannot serve the call, with the reason.
     """
     check_kernels(backend)
-    portable, archs = wanted.device.type, kernels_for_archs(wanted.family)
+    portable, archs = call.device.type, kernels_for_archs(call.family)
     if KERNELS[backend] in archs:
-        reason = wanted.why_not(KERNELS[backend])
+        reason = call.why_not(KERNELS[backend])
         if reason is not None:
             raise ValueError(f"backend: got {backend!r}, whose kernels cannot serve this call: {reason}")
         return KERNELS[backend]
     # Multi-item scoring uses kernels for one arch only if the backend names them.
-    slow = (rows <= FEW_ROWS or wanted.mask_mode > CUSTOM) and not wanted.eight_bits
-    if KERNELS[backend] or slow or wanted.family == "decode" or portable != "cuda":
+    slow = (rows <= FEW_ROWS or call.mask_mode > CUSTOM) and not call.eight_bits
+    if KERNELS[backend] or slow or call.family == "decode" or portable != "cuda":
         return portable
-    serving = (kernels for kernels in archs if wanted.why_not(kernels) is None and _can_be_loaded(wanted, kernels))
+    serving = (kernels for kernels in archs if call.why_not(kernels) is None and _can_be_loaded(call, kernels))
     return next(serving, portable)
 
 
@@ -129,11 +129,11 @@ def kernels_of_one(
     if family != "prefill" or heads < 1 or q.shape[1] % heads != 0:
         return ""  # the portable kernels, whose operator raises the detailed error
     group = q.shape[1] // heads
-    wanted = Wanted(
+    call = CallProperties(
         family, q.device, (q.dtype, k.dtype, o_dtype), (q.shape[2], v.shape[2]), pos_encoding_mode,
         use_logits_soft_cap, mask_mode, group,
     )  # fmt: skip
-    return choose(backend, wanted, q.shape[0] * group)
+    return choose(backend, call, q.shape[0] * group)
 
 
 def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
@@ -148,13 +148,13 @@ def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
 
 
 @cache
-def _can_be_loaded(wanted: Wanted, kernels: str) -> bool:
+def _can_be_loaded(call: CallProperties, kernels: str) -> bool:
     """Return True if the module of kernels for one arch exists or can be built.
 
     Machines without a compiler have AOT modules only.
     """
     spec = attention_spec(
-        wanted.family, kernels, dtypes_value(*wanted.dtypes, kernels), head_dims_value(*wanted.head_dims, "cuda"),
-        variant_value(wanted.pos_encoding_mode, wanted.use_logits_soft_cap),
+        call.family, kernels, dtypes_value(*call.dtypes, kernels), head_dims_value(*call.head_dims, "cuda"),
+        variant_value(call.pos_encoding_mode, call.use_logits_soft_cap),
     )  # fmt: skip
     return probe(spec).state != "impossible" or covered(spec)

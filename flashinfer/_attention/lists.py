@@ -18,12 +18,12 @@ from .._ops.errors import raise_from_module
 from .._ops.numbers import check_multiple, check_range, positive
 from .._ops.tensors import check_device, check_tensor
 from .scales import output_dtype
-from .signature import HostTables, Problem
+from .signature import HostTables, PlanNumbers
 from .tables import Tables
 
 INT_WORKSPACE = 8 << 20  # bytes
 _CAPTURED = " as in the first plan of this wrapper, whose sizes a captured CUDA graph has"
-MAX_CACHED_PROBLEMS = 256  # a wrapper has few kinds of plans
+MAX_CACHED_NUMBERS = 256  # a wrapper has few kinds of plans
 _HEADER = 16
 _Header = ctypes.c_int32 * _HEADER
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
@@ -73,16 +73,16 @@ class Shape(NamedTuple):
             o = dtype_of(op, "o_data_type", o_data_type)
         return cls(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q, kv, o)
 
-    def problem(self, *rest: int) -> Problem:
+    def plan_numbers(self, *rest: int) -> PlanNumbers:
         """Return the numbers of plans of this shape. ``rest`` begins with ``mask_mode``."""
-        return Problem(
+        return PlanNumbers(
             self.num_qo_heads, self.num_kv_heads, self.head_dim_qk, self.head_dim_vo, NUMBERS.get(self.dtype_q, 0),
             NUMBERS.get(self.dtype_kv, 0), NUMBERS.get(self.dtype_o, 0), *rest,
         )  # fmt: skip
 
 
 class Lists(NamedTuple):
-    """Arguments of :class:`Setting` that a plan determines."""
+    """Arguments of :class:`CallArguments` that a plan determines."""
 
     plan: torch.Tensor
     float_workspace: torch.Tensor
@@ -94,12 +94,12 @@ class Lists(NamedTuple):
     slot_rows: int
 
 
-class Made(NamedTuple):
+class HostPlan(NamedTuple):
     """A plan on the host, and the sizes that its tables give."""
 
     host: torch.Tensor
     header: list[int]
-    problem: Problem
+    numbers: PlanNumbers
     batch_size: int
     bounds: Bounds | None
     tables_at: int  # place of kv_indptr and kv_indices after the lists, 0 without them
@@ -112,7 +112,7 @@ class Made(NamedTuple):
         return self.host[_HEADER + self.batch_size : _HEADER + 2 * self.batch_size]
 
 
-_BOUNDED = ("max_items", "max_merges", "tile_rows")  # numbers of a problem that a captured graph fixes
+_BOUNDED = ("max_items", "max_merges", "tile_rows")  # numbers of a plan that a captured graph fixes
 
 
 class Bounds(NamedTuple):
@@ -134,7 +134,7 @@ class Scheduler:
         self.split = True  # False: no request's keys are split
         self._guess = 1 << 12
         self._fitting: dict[tuple[Any, ...], bool] = {}
-        self._numbers: dict[tuple[Problem, bool, Bounds | None], torch.Tensor] = {}
+        self._numbers: dict[tuple[PlanNumbers, bool, Bounds | None], torch.Tensor] = {}
         self.reset(float_workspace_buffer, None)
 
     def reset(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None) -> None:
@@ -154,8 +154,8 @@ class Scheduler:
         self._pin = self.device.type == "cuda"
 
     def make(
-        self, plan: Callable[..., None], problem: Problem, tables: HostTables, fixed: tuple[int, ...] | None = None
-    ) -> Made | None:
+        self, plan: Callable[..., None], numbers: PlanNumbers, tables: HostTables, fixed: tuple[int, ...] | None = None
+    ) -> HostPlan | None:
         """Plan on the host, and write nothing that a run reads. Return ``None`` if tables do not fit each other.
 
         ``kv_indptr`` and the used ``kv_indices`` follow the lists if the workspace has room and no captured graph
@@ -163,25 +163,25 @@ class Scheduler:
 
         Args:
             plan: the operator: (buffer, numbers, tables ...).
-            problem: numbers of the batch without bounds of captured graphs.
+            numbers: those of the batch without bounds of captured graphs.
             tables: tables on the host.
-            fixed: numbers that plans of one captured graph have in common, by default the problem's.
+            fixed: numbers that plans of one captured graph have in common, by default those of the first seven.
 
         Raises:
             ValueError: a plan that does not fit a captured graph.
         """
         if not self.split:
-            problem = problem._replace(split=0)
+            numbers = numbers._replace(split=0)
         bounds = None
         if self.use_cuda_graph:
-            bounds = self._bounds_for(plan, problem, tables, problem.fixed if fixed is None else fixed)
+            bounds = self._bounds_for(plan, numbers, tables, numbers.fixed if fixed is None else fixed)
             if bounds is None:
                 return None
         offsets, size = tables.kv_indptr, self._guess
         with_tables = offsets is not None and not self.use_cuda_graph
         while True:
             host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=self._pin)
-            header = self._call(plan, host, problem, tables, with_tables, bounds)
+            header = self._call(plan, host, numbers, tables, with_tables, bounds)
             if not header[_GOOD]:
                 return None
             end, tables_at = header[_NEEDED], 0
@@ -197,11 +197,11 @@ class Scheduler:
         lens = tables.kv_lens if offsets is None else offsets
         assert lens is not None
         batch_size, extent = lens.numel() - (offsets is not None), header[_ROWS : _KV_END + 1]
-        return Made(host, header, problem, batch_size, bounds, tables_at, end, extent)
+        return HostPlan(host, header, numbers, batch_size, bounds, tables_at, end, extent)
 
     def key_tables(
         self,
-        made: Made,
+        host_plan: HostPlan,
         tables: Tables,
         names: tuple[str, str],
         given: tuple[torch.Tensor, torch.Tensor | None],
@@ -213,45 +213,47 @@ class Scheduler:
         ``names``, ``given`` and ``buffers`` are the caller's, each for both tables.
         """
         indptr, indices = given
-        if made.tables_at:
-            end = made.tables_at + made.batch_size + 1
-            indptr = self.int_workspace[made.tables_at : end]
+        if host_plan.tables_at:
+            end = host_plan.tables_at + host_plan.batch_size + 1
+            indptr = self.int_workspace[host_plan.tables_at : end]
             if indices is not None and indices.is_cpu:
-                return indptr, self.int_workspace[_aligned(end) : made.end]
+                return indptr, self.int_workspace[_aligned(end) : host_plan.end]
         else:
-            indptr = tables.take(names[0], buffers[0], indptr)
-        return indptr, None if indices is None else tables.take(names[1], buffers[1], indices, made.extent[-1])
+            indptr = tables.to_device(names[0], buffers[0], indptr)
+        return indptr, None if indices is None else tables.to_device(
+            names[1], buffers[1], indices, host_plan.extent[-1]
+        )
 
-    def write(self, made: Made) -> Lists:
+    def write(self, host_plan: HostPlan) -> Lists:
         """Copy a plan to the device, over the last one.
 
         Raises:
             ValueError: a workspace that is too small, or more partial results than a captured graph has room for.
         """
-        header, bounds = made.header, made.bounds
+        header, bounds = host_plan.header, host_plan.bounds
         needed = header[_NEEDED]
         if bounds is None:
             sizes = (header[_ITEMS], header[_MERGES], header[_SLOTS], header[_TILE_ROWS], header[_SLOT_ROWS])
         else:
             sizes = (bounds.max_items, bounds.max_merges, bounds.max_slots, bounds.tile_rows, bounds.tile_rows)
-        self._check_room(made, sizes)
-        lists, end = self._lists, made.end
+        self._check_room(host_plan, sizes)
+        lists, end = self._lists, host_plan.end
         if lists.numel() != needed:
             lists = self._lists = self.int_workspace[:needed]
-        (lists if end == needed else self.int_workspace[:end]).copy_(made.host[:end], non_blocking=True)
+        (lists if end == needed else self.int_workspace[:end]).copy_(host_plan.host[:end], non_blocking=True)
         self.bounds, self.header = bounds, header
-        return Lists(lists, self.float_workspace, made.batch_size, *sizes)
+        return Lists(lists, self.float_workspace, host_plan.batch_size, *sizes)
 
     def kv_lens_of(self, lists: Lists) -> torch.Tensor:
         """Return the lengths of keys in a plan's lists, ``[batch_size]``."""
         return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
-    def fits(self, plan: Callable[..., None], problem: Problem, tile_rows: int) -> bool:
+    def fits(self, plan: Callable[..., None], numbers: PlanNumbers, tile_rows: int) -> bool:
         """Return whether another variant has kernels with ``tile_rows``. ``plan``: operator of that variant."""
-        key = (*problem.fixed, problem.variant, tile_rows)
+        key = (*numbers.fixed, numbers.variant, tile_rows)
         if key not in self._fitting:
             nothing = HostTables(kv_lens=torch.empty(0, dtype=torch.int32, device="cpu"))
-            empty = problem._replace(tile_rows=tile_rows, device=self.device_index)
+            empty = numbers._replace(tile_rows=tile_rows, device=self.device_index)
             try:
                 header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), empty, nothing)
                 self._fitting[key] = header[_TILE_ROWS] == tile_rows
@@ -265,27 +267,27 @@ class Scheduler:
         self,
         plan: Callable[..., None],
         buffer: torch.Tensor,
-        problem: Problem,
+        numbers: PlanNumbers,
         tables: HostTables,
         with_tables: bool = False,
         bounds: Bounds | None = None,
     ) -> list[int]:
-        numbers = self._numbers.get((problem, with_tables, bounds))
-        if numbers is None:
-            if len(self._numbers) >= MAX_CACHED_PROBLEMS:
+        packed = self._numbers.get((numbers, with_tables, bounds))
+        if packed is None:
+            if len(self._numbers) >= MAX_CACHED_NUMBERS:
                 self._numbers.clear()
             sizes = {} if bounds is None else {name: getattr(bounds, name) for name in _BOUNDED}
-            numbers = problem._replace(with_tables=int(with_tables), **sizes).tensor()
-            self._numbers[problem, with_tables, bounds] = numbers
+            packed = numbers._replace(with_tables=int(with_tables), **sizes).tensor()
+            self._numbers[numbers, with_tables, bounds] = packed
         try:
-            plan(buffer, numbers, *tables)
+            plan(buffer, packed, *tables)
         except RuntimeError as err:
-            arguments = (buffer, numbers, *tables)
+            arguments = (buffer, packed, *tables)
             raise_from_module(self.op, [""] * len(arguments), arguments, err)
         return _Header.from_address(buffer.data_ptr())[:]  # 1 us less than torch's tolist()
 
     def _bounds_for(
-        self, plan: Callable[..., None], problem: Problem, tables: HostTables, fixed: tuple[int, ...]
+        self, plan: Callable[..., None], numbers: PlanNumbers, tables: HostTables, fixed: tuple[int, ...]
     ) -> Bounds | None:
         """Return the bounds that the first plan fixed. The first plan fixes its own sizes."""
         bounds = self.bounds
@@ -295,21 +297,21 @@ class Scheduler:
                 count = int(queries[-1])
                 check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
             return bounds
-        header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), problem, tables)
+        header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), numbers, tables)
         if not header[_GOOD]:
             return None
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
         return Bounds(fixed, header[_ROWS], *sizes)
 
-    def _check_room(self, made: Made, sizes: tuple[int, ...]) -> None:
+    def _check_room(self, host_plan: HostPlan, sizes: tuple[int, ...]) -> None:
         _, _, max_slots, _, slot_rows = sizes
-        name, slots, problem = "float_workspace_buffer", made.header[_SLOTS], made.problem
+        name, slots, numbers = "float_workspace_buffer", host_plan.header[_SLOTS], host_plan.numbers
         if slots > max_slots:
             check_range(self.op, name, slots, most=max_slots, unit="partial results", why=_CAPTURED)
         # The output's columns, m and l of each partial result are float32.
-        room = 4 * max_slots * problem.num_kv_heads * slot_rows * (problem.head_dim_vo + 2)
+        room = 4 * max_slots * numbers.num_kv_heads * slot_rows * (numbers.head_dim_vo + 2)
         for name, got, wanted in (
-            ("int_workspace_buffer", 4 * self._room, 4 * made.header[_NEEDED]),
+            ("int_workspace_buffer", 4 * self._room, 4 * host_plan.header[_NEEDED]),
             ("float_workspace_buffer", self._float_bytes, room),
         ):
             if got < wanted:

@@ -202,8 +202,8 @@ def masks_of(
         packed_indptr = torch.nn.functional.pad((bits + 7).floor_divide(8).cumsum(0), (1, 0)).to(torch.int32)
         check_packed(op, packed, int(packed_indptr[-1]))
     return MaskTensors(
-        packed=tables.take("custom_mask", buffers[0], packed),
-        indptr=tables.take("mask_indptr", buffers[1], packed_indptr),
+        packed=tables.to_device("custom_mask", buffers[0], packed),
+        indptr=tables.to_device("mask_indptr", buffers[1], packed_indptr),
     )
 
 
@@ -226,7 +226,7 @@ def _multi_item(
         least = int((kv_lens.to(torch.int64) - prefix_len.to(torch.int64)).max())
         check_range(op, "token_pos_in_items_len", length, least, why=", the keys after a request's prefix")
     return MaskTensors(
-        prefix_len=tables.take("prefix_len_ptr", None, items.prefix_len),
-        token_pos_in_items=tables.take("token_pos_in_items_ptr", None, items.token_pos_in_items),
+        prefix_len=tables.to_device("prefix_len_ptr", None, items.prefix_len),
+        token_pos_in_items=tables.to_device("token_pos_in_items_ptr", None, items.token_pos_in_items),
         token_pos_in_items_len=length,
     )

@@ -15,7 +15,7 @@ from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slop
 from .kernels import kernels_of_one
 from .operators import Operators, builtin_operators, call, mode_of_variant, named, operators_of_module
 from .scales import NO_SCALES, Scale, head_scales, output_dtype, scaled_query, value_scale
-from .signature import Parameters, Setting, schema_of
+from .signature import CallArguments, Parameters, schema_of
 
 
 def attend_one(
@@ -47,7 +47,7 @@ def attend_one(
         q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
         o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
     out, lse = _results(q, v, o_dtype or output_dtype(q.dtype), return_lse)
-    setting = Setting(
+    arguments = CallArguments(
         custom_mask=packed_mask,
         kv_layout=layout,
         mask_mode=mask_mode,
@@ -64,8 +64,8 @@ def attend_one(
         if numbers is None:
             parameters = Parameters(slopes, None, by_head, None, logits.sm_scale * factor, logits.logits_soft_cap)
         else:
-            setting = setting._replace(rope_scale=1.0, rope_theta=1.0)
-        torch.ops.flashinfer.attend(family, op, backend, q, k, v, out, lse, *setting, *parameters)
+            arguments = arguments._replace(rope_scale=1.0, rope_theta=1.0)
+        torch.ops.flashinfer.attend(family, op, backend, q, k, v, out, lse, *arguments, *parameters)
     else:
         _attend(
             family,
@@ -76,7 +76,7 @@ def attend_one(
             v,
             out,
             lse,
-            *setting,
+            *arguments,
             slopes,
             None,
             by_head,
@@ -106,25 +106,25 @@ def _attend(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    *setting_and_parameters: Any,
+    *arguments_and_parameters: Any,
 ) -> None:
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[2])
-    setting = Setting(*setting_and_parameters[: len(Setting._fields)])
-    mode, capped = mode_of_variant(setting.variant)
-    layout, mask_mode = setting.kv_layout, setting.mask_mode
+    arguments = CallArguments(*arguments_and_parameters[: len(CallArguments._fields)])
+    mode, capped = mode_of_variant(arguments.variant)
+    layout, mask_mode = arguments.kv_layout, arguments.mask_mode
     try:
         kernels = kernels_of_one(backend, family, q, k, v, layout, mask_mode, mode, capped, out.dtype)
-        operators = builtin_operators(family, q.device.type, dtypes, head_dims, setting.variant, kernels)
+        operators = builtin_operators(family, q.device.type, dtypes, head_dims, arguments.variant, kernels)
     except ValueError as err:
         raise named(op, err) from None
-    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *setting_and_parameters)
+    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *arguments_and_parameters)
 
 
 # Tracing cannot choose a module: its key has sizes that may be symbolic, and it may need a build. This opaque
 # operator chooses it at run time, when the sizes are known.
 define_in_python(
     "attend(str family, str op, str backend, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
-    f" {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
+    f" {schema_of(CallArguments, 'SymInt')}, {schema_of(Parameters)}) -> ()",
     _attend,
 )
 
@@ -167,8 +167,8 @@ def _call_custom(
     window_left: int,
     parameters: Sequence[Any],
 ) -> None:
-    setting = Setting(kv_layout=layout, mask_mode=mask_mode, window_left=window_left)
-    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *setting, *parameters)
+    arguments = CallArguments(kv_layout=layout, mask_mode=mask_mode, window_left=window_left)
+    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *arguments, *parameters)
 
 
 def _attend_custom(

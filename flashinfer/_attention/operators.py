@@ -23,7 +23,7 @@ from ..jit.modules._attention import (
     variant_value,
 )
 from ..jit.spec import BACKENDS
-from .signature import Parameters, Setting
+from .signature import CallArguments, Parameters
 
 _VARIANTS = {variant_bits(name): name for name in VARIANTS}
 _NUMBERS = {
@@ -104,7 +104,7 @@ def _operators(namespace: Any, variant: int, custom: bool) -> Operators:
 
 
 # Arguments of ``run`` of the builtin variants.
-_RUN = ("q", "k", "v", "out", "lse", *Setting._fields, *Parameters._fields)
+_RUN = ("q", "k", "v", "out", "lse", *CallArguments._fields, *Parameters._fields)
 
 
 def _fake_run(*args: Any) -> None:

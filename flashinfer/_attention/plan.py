@@ -18,7 +18,7 @@ from .kernels import NUMBERS_OF_KERNELS
 from .lists import Lists, Shape
 from .masks import NO_MASKS, MaskTensors
 from .operators import Operators
-from .signature import Parameters, Setting
+from .signature import CallArguments, Parameters
 from .tables import Batch
 
 
@@ -90,9 +90,9 @@ class Plan(NamedTuple):
     extent: Extent  # of the lists
     options: Options
     operators: Operators
-    setting: Setting
+    arguments: CallArguments
     parameters: Parameters | tuple[()]  # empty for a custom variant: run() passes them
-    numbers: tuple[int, ...]  # rows, kv_rows, kernels, sizes of the setting, window_left
+    numbers: tuple[int, ...]  # rows, kv_rows, kernels, sizes of the arguments, window_left
     sizes: torch.Tensor  # the numbers for graphs
     bound: Bound | None  # for eager calls
 
@@ -131,9 +131,18 @@ def make_plan(
     sizes = former.sizes if former is not None and former.numbers == numbers else as_shape(numbers)
     if former is not None and same_calls and _same_memory(former, requests, lists) and former.numbers == numbers:
         return Plan(
-            requests, lists, extent, options, operators, former.setting, former.parameters, numbers, sizes, former.bound
+            requests,
+            lists,
+            extent,
+            options,
+            operators,
+            former.arguments,
+            former.parameters,
+            numbers,
+            sizes,
+            former.bound,
         )
-    setting = Setting(
+    arguments = CallArguments(
         batch.kv_indptr, batch.kv_indices, *lists, masks.packed, masks.indptr, masks.prefix_len, masks.token_pos_in_items,
         masks.token_pos_in_items_len, requests.kv_layout, requests.mask_mode(options), logits.window_left, 1.0,
         logits.rope_scale, logits.rope_theta, operators.variant,
@@ -146,12 +155,12 @@ def make_plan(
     if isinstance(parameters, Parameters) and requests.given is None and not operators.profiler:
         if former is not None and former.bound is not None and same_calls:
             bound = former.bound
-            bound.rebind(setting, lists, batch.rows, batch.kv_rows)
+            bound.rebind(arguments, lists, batch.rows, batch.kv_rows)
         else:
             bound = bind_plan(
-                operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, setting, parameters
+                operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, arguments, parameters
             )
-    return Plan(requests, lists, extent, options, operators, setting, parameters, numbers, sizes, bound)
+    return Plan(requests, lists, extent, options, operators, arguments, parameters, numbers, sizes, bound)
 
 
 def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:

@@ -16,13 +16,13 @@ from .arguments import CAUSAL, MULTI_ITEM, POS_ENCODINGS, Logits, logits_of, slo
 from .bound import Bound
 from .engines import EngineContract
 from .events import Events
-from .kernels import FEW_ROWS, Wanted, choose
-from .lists import Made, Shape
+from .kernels import FEW_ROWS, CallProperties, choose
+from .lists import HostPlan, Shape
 from .masks import NO_MASK_REQUEST, NO_MASKS, MaskTensors, masks_of
 from .operators import Operators, builtin_operators, named
 from .plan import Cut, Extent, Options, Plan, Requests, make_plan
 from .request import PlanRequest, bad_tables, key_tables, near_tables
-from .signature import HostTables, Problem
+from .signature import HostTables, PlanNumbers
 from .streams import LastRun
 from .tables import Batch, Tables, refuse_graph
 
@@ -53,8 +53,8 @@ class Planner(EngineContract):
         self._bound: Bound | None = None  # bound calls of the plan, for eager mode
         self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
         # Kernels and numbers of the last plan, by what they follow from. The next plan usually has the same.
-        self._chosen: tuple[tuple[Any, ...], tuple[Wanted, str, int], Operators | None] | None = None
-        self._problem: tuple[tuple[Any, ...], Problem] | None = None
+        self._chosen: tuple[tuple[Any, ...], tuple[CallProperties, str, int], Operators | None] | None = None
+        self._plan_numbers: tuple[tuple[Any, ...], PlanNumbers] | None = None
 
     def _compile(self, request: PlanRequest) -> None:
         """Make the plan of a request. Write the caller's buffers last, after every possible error."""
@@ -70,24 +70,24 @@ class Planner(EngineContract):
             (options.causal if mode is None else mode) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1)
         )
         operators = self._operators(shape, options, mode, mean, kind.cut)
-        made = self._make(operators, shape, extent, kind.cut, kind.page_size or 0, near)
-        if made is None:
+        host_plan = self._make(operators, shape, extent, kind.cut, kind.page_size or 0, near)
+        if host_plan is None:
             bad_tables(request, near)
-        rows, row_start, kv_rows, kv_start, kv_end = made.extent
+        rows, row_start, kv_rows, kv_start, kv_end = host_plan.extent
         if given.kv_indices is not None and given.kv_indices.numel() < kv_end:
             bad_tables(request, near)
         if self._q_len_per_req > 1:
-            check_kv_lens(request.op, self._q_len_per_req, made.kv_lens)
+            check_kv_lens(request.op, self._q_len_per_req, host_plan.kv_lens)
         tables = Tables(request.op, self.device, request.non_blocking)
-        kv_indptr, kv_indices = key_tables(self._scheduler, made, tables, request)
+        kv_indptr, kv_indices = key_tables(self._scheduler, host_plan, tables, request)
         if queries is not None:
             queries = queries.clone()  # gradients read the table later: the caller may change it
-        batch = Batch(rows, queries, made.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
+        batch = Batch(rows, queries, host_plan.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
         masks = NO_MASKS
         if mode is not None:
             masks = masks_of(tables, batch, request.masks, prefix_len, self._use_cuda_graph)
         requests = Requests(batch, shape, masks, kind.page_size, self._layout, request.run_shape, kind.cut)
-        self._keep(self._write(made, requests, options, extent, operators))
+        self._keep(self._write(host_plan, requests, options, extent, operators))
         tables.commit()
 
     def _plan(
@@ -106,11 +106,11 @@ class Planner(EngineContract):
         batch, shape = requests.batch, requests.shape
         operators = self._operators_of(requests, options)
         near = HostTables(batch.qo_indptr, batch.kv_lens)
-        made = self._make(operators, shape, extent, requests.cut, 0, near)
-        if made is None:
+        host_plan = self._make(operators, shape, extent, requests.cut, 0, near)
+        if host_plan is None:
             raise ValueError(f"{self._name}.plan: got negative lengths, or offsets that are negative or fall")
         requests = requests._replace(batch=self._keep_tables(batch))
-        return self._write(made, requests, options, extent, operators)
+        return self._write(host_plan, requests, options, extent, operators)
 
     def _keep_tables(self, batch: Batch) -> Batch:
         """Copy tables that lie in the workspace, because new lists without tables overwrite them."""
@@ -122,25 +122,27 @@ class Planner(EngineContract):
 
     def _make(
         self, operators: Operators, shape: Shape, extent: Extent, cut: Cut, page_size: int, near: HostTables
-    ) -> Made | None:
+    ) -> HostPlan | None:
         planned = self._planned
         if planned is not None and planned.operators.kernels != operators.kernels:
             self._scheduler.bounds = None  # they belong to other kernels
         # Rows of a tile must not depend on the batch. Other kernels choose them, or have one size only.
         is_fixed = cut.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
         key = (shape, extent, cut, page_size, operators.variant, is_fixed, self._scheduler.device_index)
-        if self._problem is None or self._problem[0] != key:
-            self._problem = key, shape.problem(
+        if self._plan_numbers is None or self._plan_numbers[0] != key:
+            self._plan_numbers = key, shape.plan_numbers(
                 int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
                 FIXED_TILE_ROWS if is_fixed else 0, int(cut.split), cut.kv_chunk, operators.variant, page_size,
             )  # fmt: skip
-        return self._scheduler.make(operators.plan, self._problem[1], near)
+        return self._scheduler.make(operators.plan, self._plan_numbers[1], near)
 
-    def _write(self, made: Made, requests: Requests, options: Options, extent: Extent, operators: Operators) -> Plan:
+    def _write(
+        self, host_plan: HostPlan, requests: Requests, options: Options, extent: Extent, operators: Operators
+    ) -> Plan:
         """Copy lists to the device. Wait for the runs of the last plan, whose lists are overwritten."""
         if self.device.type == "cuda":
             self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
-        return self._with(requests, self._scheduler.write(made), extent, options, operators)
+        return self._with(requests, self._scheduler.write(host_plan), extent, options, operators)
 
     def _with(self, requests: Requests, lists: Any, extent: Extent, options: Options, operators: Operators) -> Plan:
         bounds = self._scheduler.bounds
@@ -187,19 +189,19 @@ class Planner(EngineContract):
         planned, bounds = self._planned, self._scheduler.bounds
         key = (shape, options, mode, rows <= FEW_ROWS, cut, self._backend, events.wanted, events.attached is None)
         if self._chosen is None or self._chosen[0] != key:
-            wanted = Wanted(
+            call = CallProperties(
                 self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
                 options.causal if mode is None else mode, group,
             )  # fmt: skip
             backend = "fa2" if cut.is_fixed and self._backend == "auto" else self._backend
-            self._chosen = key, (wanted, self._kernels(backend, wanted, rows), variant_of(logits)), self._custom
+            self._chosen = key, (call, self._kernels(backend, call, rows), variant_of(logits)), self._custom
         _, chosen, operators = self._chosen
         if operators is not None and (bounds is None or planned is None or planned.operators is operators):
             return operators
-        wanted, kernels, variant = chosen
-        if bounds is not None and planned is not None and bounds.fixed == shape.problem().fixed:
+        call, kernels, variant = chosen
+        if bounds is not None and planned is not None and bounds.fixed == shape.plan_numbers().fixed:
             # Kernels of a captured graph also serve later plans, if they can.
-            if wanted.why_not(planned.operators.kernels) is None:
+            if call.why_not(planned.operators.kernels) is None:
                 kernels = planned.operators.kernels
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None
@@ -212,17 +214,17 @@ class Planner(EngineContract):
             self._chosen = key, chosen, operators
         return operators
 
-    def _kernels(self, backend: str, wanted: Wanted, rows: int) -> str:
+    def _kernels(self, backend: str, call: CallProperties, rows: int) -> str:
         """Return the kernels of a plan, ``""`` for a custom variant."""
         try:
             if self._custom is None:
-                return choose(backend, wanted, rows)
-            if wanted.pos_encoding_mode or wanted.use_logits_soft_cap:
+                return choose(backend, call, rows)
+            if call.pos_encoding_mode or call.use_logits_soft_cap:
                 raise ValueError(
                     f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a custom"
                     " variant transforms its logits itself"
                 )
-            choose(self._backend, wanted, 0)
+            choose(self._backend, call, 0)
             return ""
         except ValueError as err:
             raise named(f"{self._name}.plan", err) from None
@@ -266,7 +268,9 @@ class Planner(EngineContract):
         same_tiles = operators.kernels == before.kernels and (
             operators.variant == before.variant
             or self._scheduler.fits(
-                operators.plan, requests.shape.problem()._replace(variant=operators.variant), planned.lists.tile_rows
+                operators.plan,
+                requests.shape.plan_numbers()._replace(variant=operators.variant),
+                planned.lists.tile_rows,
             )
         )
         if same_tiles and planned.extent.holds(extent):

@@ -15,7 +15,7 @@ from .._ops.indices import check_offsets
 from .._ops.numbers import positive
 from .accepted import cut_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
-from .lists import Made, Scheduler, Shape
+from .lists import HostPlan, Scheduler, Shape
 from .masks import NO_MASK_REQUEST, MaskRequest
 from .plan import Cut, Options
 from .signature import HostTables
@@ -111,17 +111,19 @@ def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
 
 
 def key_tables(
-    scheduler: Scheduler, made: Made, tables: Tables, request: PlanRequest
+    scheduler: Scheduler, host_plan: HostPlan, tables: Tables, request: PlanRequest
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return offsets and indices that kernels read. Copy all tables to buffers of captured graphs, later."""
     queries, _, indptr, indices, last = request.tables
     qo_buffer, indptr_buffer, indices_buffer, last_buffer = request.buffers
     if qo_buffer is not None and queries is not None:
-        tables.take("qo_indptr", qo_buffer, queries)
+        tables.to_device("qo_indptr", qo_buffer, queries)
     if last_buffer is not None and last is not None:
-        tables.take(request.names[2], last_buffer, last)
+        tables.to_device(request.names[2], last_buffer, last)
     assert indptr is not None
-    return scheduler.key_tables(made, tables, request.names[:2], (indptr, indices), (indptr_buffer, indices_buffer))
+    return scheduler.key_tables(
+        host_plan, tables, request.names[:2], (indptr, indices), (indptr_buffer, indices_buffer)
+    )
 
 
 def bad_tables(request: PlanRequest, near: HostTables) -> NoReturn:

@@ -14,7 +14,7 @@ import torch
 Tensor = torch.Tensor
 
 
-class Setting(NamedTuple):
+class CallArguments(NamedTuple):
     """Arguments of a call besides queries, keys, values, results and a variant's parameters.
 
     The defaults are those of one request without a plan and without a custom mask.
@@ -59,7 +59,7 @@ class Parameters(NamedTuple):
     logits_soft_cap: float = 0.0
 
 
-class Problem(NamedTuple):
+class PlanNumbers(NamedTuple):
     """Numbers of a plan: one tensor of the operator ``plan``, see csrc/attention/tables.h.
 
     ``max_items``, ``max_merges`` and ``tile_rows`` are 0 unless a captured graph has fixed them.
@@ -107,7 +107,7 @@ class HostTables(NamedTuple):
     last_page_len: Tensor | None = None
 
 
-class Rebound(NamedTuple):
+class RebindArguments(NamedTuple):
     """Arguments of ``rebind``, which gives the bound calls of a handle another plan."""
 
     handle: int
@@ -124,7 +124,7 @@ class Rebound(NamedTuple):
     kv_rows: int
 
 
-class Expected(NamedTuple):
+class ExpectedArguments(NamedTuple):
     """Properties of bound calls, for ``bind``. -1 allows any value."""
 
     handle: int

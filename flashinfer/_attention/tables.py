@@ -87,7 +87,9 @@ class Tables:
         self.op, self.device, self.non_blocking = op, device, non_blocking
         self.pending: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def take(self, name: str, buffer: torch.Tensor | None, x: torch.Tensor, used: int | None = None) -> torch.Tensor:
+    def to_device(
+        self, name: str, buffer: torch.Tensor | None, x: torch.Tensor, used: int | None = None
+    ) -> torch.Tensor:
         """Return the first ``used`` elements of ``x`` where kernels read them, all by default."""
         count, given = x.numel(), x
         if used is not None and used < count:
@@ -145,5 +147,5 @@ def paged_batch(
     """Return a paged batch that is planned by its lengths; ``qo_indptr``, ``near_indptr`` and ``last`` are on the host."""
     names = ("indptr", "indices", "last_page_len")
     kv_lens, num_pages, used = check_pages(tables.op, qo_indptr, page_size, near_indptr, last, indices, names)
-    placed = tables.take("indptr", None, indptr), tables.take("indices", None, indices[:used])
-    return Batch(int(qo_indptr[-1]), qo_indptr, kv_lens, num_pages, *placed, row_start=int(qo_indptr[0]))
+    device_tables = tables.to_device("indptr", None, indptr), tables.to_device("indices", None, indices[:used])
+    return Batch(int(qo_indptr[-1]), qo_indptr, kv_lens, num_pages, *device_tables, row_start=int(qo_indptr[0]))

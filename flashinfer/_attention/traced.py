@@ -15,7 +15,7 @@ import torch
 from .._ops.declare import define_in_python
 from .kernels import KERNELS_BY_NUMBER
 from .operators import builtin_operators
-from .signature import Parameters, Setting, schema_of
+from .signature import CallArguments, Parameters, schema_of
 
 
 def _attend_planned(
@@ -29,29 +29,29 @@ def _attend_planned(
     rows: int,
     kv_rows: int,
     kernels: int,
-    *setting_and_parameters: Any,
+    *arguments_and_parameters: Any,
 ) -> None:
-    setting = Setting(*setting_and_parameters[: len(Setting._fields)])
-    parameters = setting_and_parameters[len(setting) :]
-    got = k.shape[0] if k.dim() == 4 else k.shape[setting.kv_layout]
+    arguments = CallArguments(*arguments_and_parameters[: len(CallArguments._fields)])
+    parameters = arguments_and_parameters[len(arguments) :]
+    got = k.shape[0] if k.dim() == 4 else k.shape[arguments.kv_layout]
     # Unbacked sizes of a graph have not been compared with the plan's.
     if q.shape[0] < rows or got < kv_rows:
         raise ValueError(
             f"{op}: q, k: got {q.shape[0]} queries and {got} rows or pages of keys, and the plan is for {rows} and {kv_rows}"
         )
-    heads = k.shape[k.dim() - 2 - setting.kv_layout]
-    if setting.max_slots:
-        size = setting.max_slots * heads * setting.slot_rows * (v.shape[-1] + 2)
-        setting = setting._replace(float_workspace=torch.empty(size, dtype=torch.float32, device=q.device))
+    heads = k.shape[k.dim() - 2 - arguments.kv_layout]
+    if arguments.max_slots:
+        size = arguments.max_slots * heads * arguments.slot_rows * (v.shape[-1] + 2)
+        arguments = arguments._replace(float_workspace=torch.empty(size, dtype=torch.float32, device=q.device))
     dtypes, head_dims = (q.dtype, k.dtype, out.dtype), (q.shape[2], v.shape[-1])
     operators = builtin_operators(
-        family, q.device.type, dtypes, head_dims, setting.variant, KERNELS_BY_NUMBER[kernels] or q.device.type
+        family, q.device.type, dtypes, head_dims, arguments.variant, KERNELS_BY_NUMBER[kernels] or q.device.type
     )
-    operators.run(q, k, v, out, lse, *setting, *parameters)
+    operators.run(q, k, v, out, lse, *arguments, *parameters)
 
 
 define_in_python(
     "attend_planned(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, SymInt rows,"
-    f" SymInt kv_rows, SymInt kernels, {schema_of(Setting, 'SymInt')}, {schema_of(Parameters)}) -> ()",
+    f" SymInt kv_rows, SymInt kernels, {schema_of(CallArguments, 'SymInt')}, {schema_of(Parameters)}) -> ()",
     _attend_planned,
 )

@@ -30,7 +30,7 @@ from .operators import call, custom_operators
 from .plan import Plan, check_inputs, from_shape, refuse_copies, results_of
 from .planner import Planner
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
-from .signature import Parameters, Setting
+from .signature import CallArguments, Parameters
 from .streams import LastRun
 
 _SLOPES = "maybe_alibi_slopes"
@@ -168,15 +168,15 @@ class BatchWrapper(Planner):
             self._seen = seen
         if not q.is_contiguous() or q.is_cuda:
             q = rows_of(q)
-        setting: Setting = planned.setting
+        arguments: CallArguments = planned.arguments
         parameters, finish = planned.parameters, None
         if args or planned.operators.custom or scales != NO_SCALES:
-            q, setting, parameters, finish = self._scaled(planned, q, args, scales)
+            q, arguments, parameters, finish = self._scaled(planned, q, args, scales)
         if sinks is not None:
             parameters = cast(Parameters, parameters)._replace(maybe_sinks=sinks)
         out, lse = results_of(f"{self._name}.run", planned.shape, q, out, lse, return_lse)
         self._last_run.note(self.device)
-        call(self._name, planned.operators.run, q, k, v, out, lse, *setting, *parameters)
+        call(self._name, planned.operators.run, q, k, v, out, lse, *arguments, *parameters)
         if finish is not None:
             finish(out)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
@@ -199,7 +199,7 @@ class BatchWrapper(Planner):
         check_no_extra(op, args, " without jit_args")
         sizes = from_shape(planned.sizes)
         check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._more_rows, self._q_len_per_req)
-        shape, logits, setting = planned.shape, planned.logits, planned.setting
+        shape, logits, arguments = planned.shape, planned.logits, planned.arguments
         out, lse = results_of(op, shape, q, out, lse, return_lse)
         q, by_head, finish = rows_of(q), None, None
         if is_fp8(shape.dtype_q):
@@ -217,7 +217,7 @@ class BatchWrapper(Planner):
         batch_size, max_items, max_merges, max_slots, tile_rows, slot_rows, items_len, window = sizes[3:]
         torch.ops.flashinfer.attend_planned(
             self._family, op, q, k, v, out, lse, *sizes[:3],
-            *setting._replace(
+            *arguments._replace(
                 float_workspace=None, batch_size=batch_size, max_items=max_items, max_merges=max_merges,
                 max_slots=max_slots, tile_rows=tile_rows, slot_rows=slot_rows, token_pos_in_items_len=items_len,
                 window_left=window - 1, o_scale=o_scale, rope_scale=rope_scale, rope_theta=rope_theta,
@@ -230,8 +230,8 @@ class BatchWrapper(Planner):
 
     def _scaled(
         self, planned: Plan, q: torch.Tensor, args: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
-    ) -> tuple[torch.Tensor, Setting, tuple[Any, ...], Callable[[torch.Tensor], None] | None]:
-        """Return query, setting and parameters of a run with scales, and a function for the output."""
+    ) -> tuple[torch.Tensor, CallArguments, tuple[Any, ...], Callable[[torch.Tensor], None] | None]:
+        """Return query, arguments and parameters of a run with scales, and a function for the output."""
         shape, logits, operators = planned.shape, planned.logits, planned.operators
         if operators.custom:
             for name, scale in (("q_scale", scales[0]), ("k_scale", scales[1])):
@@ -244,20 +244,20 @@ class BatchWrapper(Planner):
         if eight_bits:
             factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
             own = parameters_of(logits, shape.num_qo_heads, self.device, factor, scales=by_head)
-            return q, planned.setting._replace(o_scale=o_scale), own, None
+            return q, planned.arguments._replace(o_scale=o_scale), own, None
         q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
         o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         if operators.custom:
-            return q, planned.setting._replace(o_scale=o_scale), self._with_known(planned, args), finish
+            return q, planned.arguments._replace(o_scale=o_scale), self._with_known(planned, args), finish
         parameters = parameters_of(logits, shape.num_qo_heads, self.device, factor)
-        return q, planned.setting._replace(o_scale=o_scale), parameters, finish
+        return q, planned.arguments._replace(o_scale=o_scale), parameters, finish
 
     def _with_known(self, planned: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the parameters of a custom variant. Tensors that the wrapper has may be omitted, all or none."""
         names, count = self._own
         known = {
-            _SLOPES: self._slopes, "maybe_custom_mask": planned.setting.custom_mask,
-            "maybe_mask_indptr": planned.setting.mask_indptr,
+            _SLOPES: self._slopes, "maybe_custom_mask": planned.arguments.custom_mask,
+            "maybe_mask_indptr": planned.arguments.mask_indptr,
         }  # fmt: skip
         if len(args) != count - sum(name in known for name in names):
             return args

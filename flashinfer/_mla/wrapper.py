@@ -12,7 +12,7 @@ from .._attention.arguments import no_gradient, rows_of
 from .._attention.lists import Scheduler
 from .._attention.plan import refuse_copies
 from .._attention.request import cached_by_value
-from .._attention.signature import HostTables, Problem
+from .._attention.signature import HostTables, PlanNumbers
 from .._attention.streams import LastRun
 from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_indices, on_host
 from .._ops.arguments import check_as_planned
@@ -123,7 +123,7 @@ class MlaWrapper:
             last_page: ``kv_lens`` are the lengths of last pages, and each request has one query.
         """
         op = self._scheduler.op
-        dtype, kv_dtype, problem = kind_of(
+        dtype, kv_dtype, numbers = kind_of(
             op, self.device, *head_dims, last_page, num_heads, page_size, causal, sm_scale, q_data_type, kv_data_type
         )
         queries = None if last_page else index_table(op, names[0], qo_indptr)
@@ -144,21 +144,21 @@ class MlaWrapper:
             lens = lens.masked_fill_((pages > 0) & (near_lens < 0) | (lens > INT32_MAX), -1).int()
         near = HostTables(near_qo, lens, near_kv, indices if indices.is_cpu else None)
         plan = partial(operators.plan, self._scheduler.float_workspace)
-        made = self._scheduler.make(plan, problem, near, fixed=(num_heads, bool(causal)))
-        if made is None or indices.numel() < made.extent[-1]:
+        host_plan = self._scheduler.make(plan, numbers, near, fixed=(num_heads, bool(causal)))
+        if host_plan is None or indices.numel() < host_plan.extent[-1]:
             _bad_tables(op, names, near_qo, near_kv, near_lens, indices, page_size, last_page)
-        rows, _, num_pages, _, _ = made.extent
+        rows, _, num_pages, _, _ = host_plan.extent
         self._last_run.wait(self.device, ())
         tables = Tables(op, self.device, non_blocking=True)
         if buffers[0] is not None and queries is not None:
-            tables.take(names[0], buffers[0], queries)
+            tables.to_device(names[0], buffers[0], queries)
         if buffers[3] is not None:
-            tables.take(names[3], buffers[3], given_lens)
+            tables.to_device(names[3], buffers[3], given_lens)
         taken_indptr, taken_indices = self._scheduler.key_tables(
-            made, tables, names[1:3], (indptr, indices), buffers[1:3]
+            host_plan, tables, names[1:3], (indptr, indices), buffers[1:3]
         )
         assert taken_indices is not None
-        lists = self._scheduler.write(made)
+        lists = self._scheduler.write(host_plan)
         tables.commit()
         sizes = torch.tensor(lists[3:], dtype=torch.int64, device="cpu")
         self._planned = Plan(
@@ -244,7 +244,7 @@ def kind_of(
     sm_scale: float,
     q_data_type: torch.dtype | str,
     kv_data_type: torch.dtype | str,
-) -> tuple[torch.dtype, torch.dtype, Problem]:
+) -> tuple[torch.dtype, torch.dtype, PlanNumbers]:
     """Return the checked dtypes and numbers of a plan. All heads of a query read one head of keys.
 
     Raises:
@@ -257,8 +257,8 @@ def kind_of(
         positive(op, name, number)
     positive_real(op, "sm_scale", sm_scale, MOST_SCALE)
     mask_mode = int(bool(causal))
-    problem = Problem(num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=mask_mode, page_size=page_size)
-    return dtype, kv_dtype, problem
+    numbers = PlanNumbers(num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=mask_mode, page_size=page_size)
+    return dtype, kv_dtype, numbers
 
 
 def _bad_tables(

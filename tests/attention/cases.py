@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import flashinfer
-from flashinfer._attention.signature import Parameters, Setting
+from flashinfer._attention.signature import CallArguments, Parameters
 
 from ..support import attention_samples
 from ..support.cases import Case, Cases, randn
@@ -21,10 +21,10 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     """Return calls of functions without a plan. tests/attention/test_bound.py covers the modules."""
     q, k, v = (randn(n, heads, 64, device=device).half() for n, heads in ((3, 4), (9, 2), (9, 2)))
     lse, bits = randn(3, 4, device=device), torch.full((4,), 0b10110111, dtype=torch.uint8, device=device)
-    masked, parameters = Setting(mask_mode=2, custom_mask=bits), Parameters(sm_scale=0.125)
+    masked, parameters = CallArguments(mask_mode=2, custom_mask=bits), Parameters(sm_scale=0.125)
     return attention_samples.operator_calls(device) | {
         "attend": [
-            ("decode", "sample", "auto", q[:1], k, v, q[:1].clone(), None, *Setting(), *parameters),
+            ("decode", "sample", "auto", q[:1], k, v, q[:1].clone(), None, *CallArguments(), *parameters),
             ("prefill", "sample", "auto", q, k, v, q.clone(), lse, *masked, *parameters),
         ]
     }

@@ -10,7 +10,7 @@ import torch
 
 from flashinfer._attention.equal_batch import attend_batch
 from flashinfer._attention.operators import builtin_operators
-from flashinfer._attention.signature import Parameters, Setting
+from flashinfer._attention.signature import CallArguments, Parameters
 from flashinfer.quantization import packbits
 
 from ..support.attention_oracle import assert_near, attention
@@ -176,8 +176,8 @@ def test_masks_for_groups_of_key_heads(device):
         step = (bits + 7) // 8
         packed = packbits(torch.ones(masks * step * 8, dtype=torch.bool, device=device), "little")
         indptr = torch.arange(masks + 1, dtype=torch.int32, device=device) * step
-        setting = Setting(custom_mask=packed, mask_indptr=indptr, kv_layout=1, mask_mode=2)
-        operators.run(q, k, v, torch.empty_like(q), None, *setting, *Parameters(sm_scale=0.125))
+        arguments = CallArguments(custom_mask=packed, mask_indptr=indptr, kv_layout=1, mask_mode=2)
+        operators.run(q, k, v, torch.empty_like(q), None, *arguments, *Parameters(sm_scale=0.125))
 
     for masks in (1, 2, 4):
         run(masks)

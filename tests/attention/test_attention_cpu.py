@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._attention.signature import Parameters, Problem, Setting
+from flashinfer._attention.signature import CallArguments, Parameters, PlanNumbers
 from flashinfer.jit.modules.decode import gen_single_decode_module
 from tests.support.attention_oracle import workspace
 
@@ -59,11 +59,11 @@ def test_a_page_outside_of_the_cache_is_never_read():
     indptr, lengths = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([19], dtype=torch.int32)
     plan = torch.zeros(256, dtype=torch.int32)
     plan = plan[-plan.data_ptr() // 4 % 8 :]  # lists are aligned to 32 bytes
-    module.plan(plan, Problem(8, 2, 64, 64, 1, 1, 1, 0, -1, -1, split=0).tensor(), None, lengths, None, None, None)
+    module.plan(plan, PlanNumbers(8, 2, 64, 64, 1, 1, 1, 0, -1, -1, split=0).tensor(), None, lengths, None, None, None)
     items, merges, tile_rows, slot_rows, slots = plan[:5].tolist()
 
     def run(page: int) -> None:
-        setting = Setting(
+        arguments = CallArguments(
             indptr,
             torch.tensor([0, page], dtype=torch.int32),
             plan,
@@ -75,7 +75,7 @@ def test_a_page_outside_of_the_cache_is_never_read():
             tile_rows,
             slot_rows,
         )
-        module.run(q, cache[:, 0], cache[:, 1], out, None, *setting, *Parameters(sm_scale=0.125))
+        module.run(q, cache[:, 0], cache[:, 1], out, None, *arguments, *Parameters(sm_scale=0.125))
 
     for wrong in (5, -1, 2**30):
         with pytest.raises(RuntimeError, match=f"kv_indices: got page {wrong} for request 0, wanted one below .* 5"):

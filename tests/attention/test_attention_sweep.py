@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import flashinfer
 from flashinfer._attention.arguments import POS_ENCODINGS
-from flashinfer._attention.kernels import Wanted
+from flashinfer._attention.kernels import CallProperties
 from tests.support.attention_oracle import (
     FLOAT8,
     LSE_TOLERANCE,
@@ -122,7 +122,7 @@ def backend_of(case: Case, device: str) -> str:
         return "fa2"
     _, dtype, dtype_kv, head_dims, pos, cap = case.module
     mask_mode = {"none": 0, "causal": 1, "custom": 2, "items": 3}[case.mask]
-    wanted = Wanted(
+    wanted = CallProperties(
         "prefill", torch.device(device), (dtype, dtype_kv, dtype), head_dims, POS_ENCODINGS[pos], cap, mask_mode,
         case.heads[0] // case.heads[1],
     )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 import flashinfer
 from flashinfer._attention import bound as _bound
-from flashinfer._attention.signature import Problem
+from flashinfer._attention.signature import PlanNumbers
 
 from ..support.attention_oracle import int32, workspace
 from ..support.opcheck import opcheck
@@ -31,22 +31,22 @@ def operators(request, device):
     _, cache = inputs(device, 2)
     k, v = cache.unbind(1)
     plan, handle, lse = plan_of(wrapper), handle_of(bound_calls(wrapper)), torch.empty(q.shape[:2], device=device)
-    setting, scales, none = (*plan.setting, *plan.parameters), (DIM**-0.5, 1.0), (None, None)
+    given, scales, none = (*plan.arguments, *plan.parameters), (DIM**-0.5, 1.0), (None, None)
     expected = (3, len(q), False, HEADS, KV_HEADS, DIM, DIM, 2, 2, PAGE, 2)
     buffer, lens = torch.empty(4096, dtype=torch.int32), int32([3, 16])
     qo_indptr = None if request.param == "decode" else int32([0, 2, 5])
-    numbers = Problem(HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, page_size=PAGE).tensor()
-    again = (plan.lists.plan, plan.setting.kv_indptr, plan.setting.kv_indices, *plan.lists[2:], len(q), 2)
+    numbers = PlanNumbers(HEADS, KV_HEADS, DIM, DIM, 2, 2, 2, page_size=PAGE).tensor()
+    again = (plan.lists.plan, plan.arguments.kv_indptr, plan.arguments.kv_indices, *plan.lists[2:], len(q), 2)
     # opcheck binds copies that are gone afterwards: calls of this handle would read freed memory.
     bound_to_copies, namespace = next(_bound._handles), namespace_of(wrapper)
-    namespace.bind(bound_to_copies, *expected, *setting)
+    namespace.bind(bound_to_copies, *expected, *given)
     arguments = {
-        "run": [(q, k, v, q.clone(), None, *setting), (q, k, v, q.clone(), lse, *setting)],
+        "run": [(q, k, v, q.clone(), None, *given), (q, k, v, q.clone(), lse, *given)],
         "plan": [
             (buffer, numbers, qo_indptr, lens, None, None, None),
             (buffer, numbers, qo_indptr, None, int32([0, 1, 2]), int32([1, 0]), int32([3, 16])),
         ],
-        "bind": [(bound_to_copies, *expected, *setting)],
+        "bind": [(bound_to_copies, *expected, *given)],
         "rebind": [(bound_to_copies, *again)],
         "unbind": [(-1,)],
         "stream_of": [(handle,)],

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from flashinfer._attention.signature import Expected, HostTables, Parameters, Problem, Rebound, Setting, schema_of
+from flashinfer._attention.signature import (
+    CallArguments,
+    ExpectedArguments,
+    HostTables,
+    Parameters,
+    PlanNumbers,
+    RebindArguments,
+    schema_of,
+)
 from flashinfer._ops.configured import load_configured
 from flashinfer.jit.modules._attention import attention_spec
 
@@ -26,18 +34,18 @@ def registered(namespace: object, name: str) -> str:
 def test_python_has_the_lists_of_the_modules(family, device):
     dtype = "float32" if device == "cpu" else "float16"
     namespace = load_configured(attention_spec(family, device, f"{dtype}:{dtype}:{dtype}", "64", "default"))
-    setting, parameters = schema_of(Setting), schema_of(Parameters)
-    written = setting.replace("Tensor? float_workspace", "Tensor(c!)? float_workspace")
+    arguments, parameters = schema_of(CallArguments), schema_of(Parameters)
+    written = arguments.replace("Tensor? float_workspace", "Tensor(c!)? float_workspace")
     assert registered(namespace, "run") == f"{TENSORS}{written}, {parameters}"
-    assert registered(namespace, "bind") == f"{schema_of(Expected)}, {setting}, {parameters}"
-    assert registered(namespace, "rebind") == schema_of(Rebound)
+    assert registered(namespace, "bind") == f"{schema_of(ExpectedArguments)}, {arguments}, {parameters}"
+    assert registered(namespace, "rebind") == schema_of(RebindArguments)
     assert registered(namespace, "plan") == f"Tensor(a!) buffer, Tensor numbers, {schema_of(HostTables)}"
 
 
 def test_numbers_of_a_plan_stand_in_one_order():
     text = (ROOT / "csrc/attention/tables.h").read_text()
     listed = text[text.index("#define FLASHINFER_PLAN_NUMBERS") : text.index("struct PlanNumbers")]
-    assert re.findall(r"X\((\w+)\)", listed) == list(Problem._fields)
+    assert re.findall(r"X\((\w+)\)", listed) == list(PlanNumbers._fields)
 
 
 def test_schemas_in_python():
@@ -45,7 +53,7 @@ def test_schemas_in_python():
         "Tensor? maybe_alibi_slopes, Tensor? maybe_numbers, Tensor? maybe_head_scales, Tensor? maybe_sinks, float sm_scale,"
         " float logits_soft_cap"
     )
-    assert "SymInt batch_size" in schema_of(Setting, "SymInt")
+    assert "SymInt batch_size" in schema_of(CallArguments, "SymInt")
     # The defaults describe one request, for which the operator needs no table.
-    assert [name for name, default in Setting._field_defaults.items() if isinstance(default, torch.Tensor)] == []
-    assert Setting().batch_size == 1 and Setting().window_left == -1
+    assert [name for name, default in CallArguments._field_defaults.items() if isinstance(default, torch.Tensor)] == []
+    assert CallArguments().batch_size == 1 and CallArguments().window_left == -1

@@ -128,13 +128,13 @@ def test_mistakes_of_multi_item_scoring(options, error, message, device):
 def test_multi_item_scoring_needs_a_plan(device):
     """A single request without a plan has an unknown prefix, so its number of positions cannot be checked."""
     from flashinfer._attention.operators import builtin_operators
-    from flashinfer._attention.signature import Parameters, Setting
+    from flashinfer._attention.signature import CallArguments, Parameters
 
     q = drawn((3, HEADS, DIM), torch.float16, device)
     operators = builtin_operators("prefill", device, (torch.float16,) * 3, (DIM, DIM), 0)
-    setting = Setting(
+    arguments = CallArguments(
         mask_mode=3, prefix_len=torch.zeros(1, dtype=torch.uint32, device=device), token_pos_in_items_len=0,
         token_pos_in_items=torch.zeros(0, dtype=torch.uint16, device=device),
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="plan: got none, wanted one for multi-item scoring"):
-        operators.run(q, q, q, torch.empty_like(q), None, *setting, *Parameters())
+        operators.run(q, q, q, torch.empty_like(q), None, *arguments, *Parameters())

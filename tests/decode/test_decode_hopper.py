@@ -11,7 +11,7 @@ import torch
 
 import flashinfer
 from flashinfer._attention import kernels
-from flashinfer._attention.kernels import Wanted, choose
+from flashinfer._attention.kernels import CallProperties, choose
 from flashinfer.jit.modules import Matrix, family
 from flashinfer.jit.modules._attention import KERNELS, attention_spec
 from flashinfer.utils import is_sm90a_supported
@@ -196,7 +196,7 @@ def test_other_modes_are_refused_on_a_gpu():
 # Tests without a GPU
 
 
-SERVED = Wanted("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 0, 4)
+SERVED = CallProperties("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 0, 4)
 
 
 @pytest.fixture
@@ -256,8 +256,8 @@ def test_plans_set_tickets_to_zero(device):
     assert_near(wrapper.run(q, paged.cache), wanted(q, paged)[0])
     assert not tickets_of(wrapper).any()
     short = lists._replace(plan=lists.plan[:-1])
-    setting = plan_of(wrapper).setting._replace(plan=short.plan)
+    arguments = plan_of(wrapper).arguments._replace(plan=short.plan)
     k, v = paged.cache[:, 0], paged.cache[:, 1]
     out = torch.empty_like(q)
     with pytest.raises(RuntimeError, match="plan: .*got room for .* tickets, wanted "):
-        plan_of(wrapper).operators.run(q, k, v, out, None, *setting, *plan_of(wrapper).parameters)
+        plan_of(wrapper).operators.run(q, k, v, out, None, *arguments, *plan_of(wrapper).parameters)

@@ -158,7 +158,7 @@ def test_names_in_namespaces(tmp_path):
 def test_the_librarys_headers_win_over_namesakes(tmp_path):
     """A header next to the user's does not affect the library's includes, only the user's own."""
     folder = tmp_path / "user"
-    for name in ("flashinfer/attention/mask.h", "attention/run.h", "attention/setting.h", "binding/check.h"):
+    for name in ("flashinfer/attention/mask.h", "attention/run.h", "attention/call_arguments.h", "binding/check.h"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"#error the user's {name}\n")
     (folder / "part.h").write_text("// of the user\n")

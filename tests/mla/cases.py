@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashinfer._mla.operators import problem_of
+from flashinfer._attention.signature import PlanNumbers
 
 from ..support.attention_oracle import int32, workspace
 from ..support.cases import Cases
@@ -25,7 +25,7 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE, 1.0),
         (*batch.inputs, out.clone(), None, *tables, None, False, SCALE, 0.5),
     ]
-    numbers = problem_of(16, 512, True, 16).tensor()
+    numbers = PlanNumbers(16, 1, 512, 512, 0, 0, 0, mask_mode=1, page_size=16).tensor()
     plans: list[tuple[Any, ...]] = [
         (room, buffer, numbers, int32([0, 1, 4]), int32([70, 20]), None, None, None),
         (room, buffer.clone(), numbers, None, None, int32([0, 5, 7]), int32([0, 1, 2, 3, 4, 5, 6]), int32([6, 4])),

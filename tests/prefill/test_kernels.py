@@ -9,14 +9,14 @@ import torch
 
 import flashinfer
 from flashinfer._attention import kernels
-from flashinfer._attention.kernels import Wanted, choose
+from flashinfer._attention.kernels import CallProperties, choose
 from flashinfer.jit.modules import Matrix, family
 from flashinfer.jit.modules.prefill import gen_batch_prefill_module
 from flashinfer.utils import determine_attention_backend, is_fa3_backend_supported
 from tests.support.attention_oracle import indptr_of, workspace
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
-SERVED = Wanted("prefill", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 1, 4)
+SERVED = CallProperties("prefill", torch.device("cuda:0"), (BF16, BF16, BF16), (128, 128), 0, False, 1, 4)
 NOT_SERVED = [
     (dict(device=torch.device("cpu")), "got tensors on cpu, wanted a GPU of compute capability 9.0"),
     (dict(dtypes=(BF16, E4M3, BF16)), "got torch.float8_e4m3fn keys and torch.bfloat16 queries"),

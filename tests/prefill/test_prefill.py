@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._attention.signature import Parameters, Setting
+from flashinfer._attention.signature import CallArguments, Parameters
 from flashinfer.errors import GradientError
 from tests.conftest import DEVICES
 from tests.support.attention_oracle import (
@@ -419,7 +419,7 @@ def test_one_graph_of_a_planned_run(small):
 def test_the_operator_keeps_the_promises_of_its_schema(small):
     q, k, v = single(small, 9, 40, (4, 2))
     out, lse = torch.empty_like(q), torch.empty(9, 4, device=small[0])
-    arguments = ("prefill", "op", "auto", q, k, v, out, lse, *Setting(mask_mode=1), *Parameters(sm_scale=0.125))
+    arguments = ("prefill", "op", "auto", q, k, v, out, lse, *CallArguments(mask_mode=1), *Parameters(sm_scale=0.125))
     opcheck(torch.ops.flashinfer.attend.default, arguments)
 
 

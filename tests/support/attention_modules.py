@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashinfer import jit
-from flashinfer._attention.signature import Setting
+from flashinfer._attention.signature import CallArguments
 from flashinfer.jit.machine.toolchain import find_cxx, find_nvcc
 from flashinfer.jit.modules._attention import BUILTIN_TENSORS
 from flashinfer.jit.ninja import render_config
@@ -117,7 +117,7 @@ def single(
     """Return ``(out, lse)`` of one request by a module's ``run``. ``own`` are the variant's parameters."""
     out = q.new_full((*q.shape[:2], v.shape[-1]), float("nan"))
     lse = torch.full(q.shape[:2], float("nan"), device=q.device)
-    module.run(q, k, v, out, lse, *Setting(batch_size=0, mask_mode=int(causal), variant=variant), *own)
+    module.run(q, k, v, out, lse, *CallArguments(batch_size=0, mask_mode=int(causal), variant=variant), *own)
     return out, lse
 
 

@@ -14,7 +14,7 @@ import torch
 import flashinfer
 from flashinfer._attention import equal_batch as _attend_batch  # noqa: F401 - its operator
 from flashinfer._attention.plan import from_shape
-from flashinfer._attention.signature import Parameters, Setting
+from flashinfer._attention.signature import CallArguments, Parameters
 from tests.support.attention_oracle import indptr_of, int32, workspace
 from tests.support.plans import plan_of
 
@@ -163,8 +163,8 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
     assert planned is not None
     sizes = from_shape(planned.sizes)
     plan = ("prefill", "sample", q, k, v, torch.empty_like(q), lse, *sizes[:3])
-    plan = (*plan, *planned.setting._replace(float_workspace=None))
-    causal, masked = Setting(mask_mode=1), Setting(mask_mode=2, custom_mask=mask, window_left=3)
+    plan = (*plan, *planned.arguments._replace(float_workspace=None))
+    causal, masked = CallArguments(mask_mode=1), CallArguments(mask_mode=2, custom_mask=mask, window_left=3)
     module = flashinfer.gen_customize_single_prefill_module(*SIGMOID, SIGMOID_DECL, device=device).build_and_load()
     return {
         "attend": [

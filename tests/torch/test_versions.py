@@ -14,7 +14,7 @@ import pytest
 
 import flashinfer
 from flashinfer._attention.arguments import Logits
-from flashinfer._attention.signature import Parameters, Setting
+from flashinfer._attention.signature import CallArguments, Parameters
 
 from ..support.tree import ROOT
 
@@ -38,7 +38,7 @@ def test_no_module_holds_an_object_of_itertools():
     assert not held, held
 
 
-@pytest.mark.parametrize("options", [Logits, Setting, Parameters], ids=lambda options: options.__name__)
+@pytest.mark.parametrize("options", [Logits, CallArguments, Parameters], ids=lambda options: options.__name__)
 def test_tuples_that_graphs_read_have_no_properties(options):
     """Dynamo of torch 2.10 evaluates a property of a named tuple on proxies, and a proxy is in no table."""
     assert not [name for name, value in vars(options).items() if isinstance(value, (property, cached_property))]

@@ -58,7 +58,7 @@ std::enable_if_t<std::is_arithmetic_v<T>> put_parameter(From number, T& member) 
   member = static_cast<T>(number);
 }
 
-struct Setting {
+struct CallArguments {
   Params params{};
   Place place;
   int64_t max_slots, kv_layout, mask_bytes = 0;
@@ -70,7 +70,7 @@ struct Setting {
 
   // `start`: the device of an earlier tensor, the queries.
   template <typename Given>
-  Setting(const Check& check, const Given& given, const VariantArguments& parameters, const Place& start)
+  CallArguments(const Check& check, const Given& given, const VariantArguments& parameters, const Place& start)
       : place(start),
         max_slots(given.max_slots),
         kv_layout(given.kv_layout),
