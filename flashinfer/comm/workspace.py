@@ -181,7 +181,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     def _make_state(self) -> None:
         on_gpu = self._device.type == "cuda"
         self._order = torch.zeros(1, dtype=torch.int32, device=self._device)
-        self._state = torch.zeros(EPOCH_WORDS + 1, dtype=torch.int32, device=self._device)
+        self._state = torch.zeros(EPOCH_WORDS + 2, dtype=torch.int32, device=self._device)
         self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32, pin_memory=on_gpu)
         self._words = (ctypes.c_uint32 * REPORT_WORDS).from_address(self._report.data_ptr())
 

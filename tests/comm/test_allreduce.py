@@ -13,6 +13,7 @@ import torch
 from flashinfer.comm import allreduce as module
 from flashinfer.comm.allreduce import allreduce_fusion
 from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
+from flashinfer.comm.workspace import EPOCH_WORDS
 from flashinfer.errors import GradientError, UnsupportedError
 
 from ..conftest import DTYPES
@@ -287,7 +288,7 @@ def test_calls_of_random_shapes(count_of_shots, device, make_group, shots):
     size = 4
     group = make_group(size, 16, 640, dtype)
     for workspace in group.workspaces:
-        workspace._state[:-1] = -count // 2  # two's complement: wraps in the middle
+        workspace._state[:EPOCH_WORDS] = -count // 2  # two's complement: wraps in the middle
     shapes = [(random.randint(0, 16), random.randint(1, 80) * 8) for _ in range(count)]
     parts = [drawn(size, tokens, hidden, dtype, device) for tokens, hidden in shapes]
     sums = [[filled(x) for x in one] for one in parts]
@@ -301,7 +302,7 @@ def test_calls_of_random_shapes(count_of_shots, device, make_group, shots):
     for one, out in zip(parts, sums, strict=True):
         for x in out:
             assert_same_bits(x, summed(one))
-    assert all((workspace._state[:-1] == count // 2)[:1].all() for workspace in group.workspaces)
+    assert all((workspace._state[:EPOCH_WORDS] == count // 2)[:1].all() for workspace in group.workspaces)
 
 
 def test_two_groups_at_once(device, make_group):
@@ -391,7 +392,7 @@ def test_ten_thousand_replays(device, make_group):
     for got, want in zip(replay(9_999), first, strict=True):
         assert_same_bits(got, want)
     assert_same_bits(first[0], summed(parts))
-    assert all((workspace._state[:-1] == 20_000).all() for workspace in group.workspaces)
+    assert all((workspace._state[:EPOCH_WORDS] == 20_000).all() for workspace in group.workspaces)
 
 
 def test_compiled(device, cold_dynamo):

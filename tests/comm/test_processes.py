@@ -262,7 +262,10 @@ def test_a_rank_that_ends(way, device):
     said = run(size, backend, {way: END.replace("ENDS", code), "after": AFTER})
     for one in said[way].values():
         assert one["error"] == "GroupError" and one["ranks"] == [size - 1], one
-        assert one["text"] == f"allreduce_fusion: rank {size - 1} did not arrive within 1 s in call {number}"
+        # The kernel of a killed process may run on until the driver removes it, and then end a call of two shots.
+        calls = {number, 1} if device == "cuda" else {number}
+        late = f"allreduce_fusion: rank {size - 1} did not arrive within 1 s in call "
+        assert one["text"] in {f"{late}{call}" for call in calls}, one
         assert one["waited"] < 10, one  # a bound of 1 s, on a busy machine
     assert not any("error" in one for one in said["after"].values()), said["after"]
 

@@ -20,6 +20,7 @@ from flashinfer.comm.allreduce import allreduce_fusion
 from flashinfer.comm.mnnvl import CommBackend
 from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
 from flashinfer.comm.workspace import (
+    EPOCH_WORDS,
     MNNVLAllReduceFusionWorkspace,
     TRTLLMAllReduceFusionWorkspace,
     create_allreduce_fusion_workspace,
@@ -165,7 +166,7 @@ def test_two_streams_at_once(device, make_group):
             ready.wait()
             time.sleep(0.2)
             with torch.cuda.stream(side):  # changes nothing on the CPU
-                group.workspaces[0]._state[:-1].copy_(number[:-1])
+                group.workspaces[0]._state[:EPOCH_WORDS].copy_(number[:EPOCH_WORDS])
             time.sleep(0.1)
             allreduce_fusion(x, workspace, SUM)
 
@@ -185,6 +186,8 @@ def nothing_left() -> Any:
         gc.collect()
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_bytes().count(b"flashinfer-comm")
 
+    for index in range(torch.cuda.device_count()):
+        torch.zeros(1, device=f"cuda:{index}")  # a context has descriptors
     before = count()
     yield
     assert count() == before
@@ -292,18 +295,14 @@ def test_gpu_memory_is_released(device, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError("no descriptors here")
 
-    def free_bytes(failing: bool) -> int:
+    # More than the GPU has, in sum. Free memory is no measure, since other processes use the GPU too.
+    for turn in range(torch.cuda.mem_get_info()[1] >> 30):
+        failing = turn % 2 == 1
         with monkeypatch.context() as change:
             if failing:
                 change.setattr(_memory, "pass_on", refuse)
-            for one in make(2, device=device, max_token_num=1 << 18):  # 128 MiB for each rank
-                assert isinstance(one, RuntimeError) if failing else one.destroy() is None
-        torch.cuda.synchronize()
-        return torch.cuda.mem_get_info()[0]
-
-    free_bytes(False), free_bytes(True)  # loads kernels
-    before = free_bytes(False)
-    assert all(abs(free_bytes(failing) - before) < 1 << 26 for failing in (False, True, False))
+            for one in make(2, device=device, max_token_num=1 << 21):  # 1 GiB for each rank
+                assert isinstance(one, RuntimeError) if failing else one.destroy() is None, one
 
 
 def test_set_up_in_a_capture(device):

@@ -42,6 +42,7 @@ enum class CommError : uint32_t { kNone, kLate, kMismatch, kAborted, kConcurrent
 struct CommState {
   uint32_t epoch[kEpochWords];  // number of the next call, equal in all words between two calls
   uint32_t failed;              // CommError
+  uint32_t looked;              // time at which a thread last read CommReport::abort, in units of 2^16 ns
 };
 
 // Properties of a call that must be equal on all ranks.
