@@ -101,7 +101,7 @@ template <bool kProfiler, typename... Buffer>
 void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, const Tensor& kpe_cache,
              const Tensor& out, const OptionalTensor& lse, const Tensor& kv_indptr, const Tensor& kv_indices,
              const Tensor& plan, const Tensor& sizes, const OptionalTensor& float_workspace, bool causal,
-             double sm_scale, double o_scale, const Buffer&... profiler_buffer) {
+             double sm_scale, double o_scale, double pe_factor, const Buffer&... profiler_buffer) {
   const Check check("mla_run");
   const MlaTensors tensors{View(q_nope, "q_nope"), View(q_pe, "q_pe"), View(ckv_cache, "ckv_cache"),
                            View(kpe_cache, "kpe_cache"), View(out, "out")};
@@ -124,6 +124,9 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
   params.sm_scale_log2 = static_cast<float>(sm_scale * math::log2e);
   if (!(std::abs(o_scale) < 1e30)) check.fail("o_scale", "got " + std::to_string(o_scale) + ", wanted a finite number");
   params.o_scale = static_cast<float>(o_scale);
+  params.pe_factor = static_cast<float>(pe_factor);
+  if (!(params.pe_factor > 0 && pe_factor < 1e30) || (pe_factor != 1 && size_of(tensors.ckv.dtype) != 1))
+    check.fail("pe_factor", "got " + std::to_string(pe_factor) + ", wanted a positive number, and 1 without 8 bits");
   params.mask_mode = causal ? MaskMode::kCausal : MaskMode::kNone;
   if (lse) {
     const View view(*lse, "lse");

@@ -9,11 +9,13 @@ Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from ._compat.refused import declare
 from ._mla.wrapper import MOST_SCALE, MlaWrapper
-from ._ops.arguments import all_or_none
+from ._ops.arguments import all_or_none, check_none, check_not_both, check_present
 from ._ops.numbers import check_option, check_range, positive_real, whole
 from ._ops.tensors import check_dims
 from .jit.modules.mla import gen_batch_decode_mla_module, gen_batch_mla_module
@@ -25,6 +27,7 @@ __all__ = [
     "gen_batch_mla_module",
     *declare(globals()),
 ]
+_LN2 = math.log(2)
 _NAMES = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
 _DEFAULT_SCALE = (128 + 64) ** -0.5  # the head_dim before the projections are absorbed
 
@@ -41,7 +44,7 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             same number of requests.
         qo_indptr, kv_indptr, kv_indices, kv_len_arr: those buffers, int32. Required with ``use_cuda_graph``.
         backend: ``"auto"``, ``"fa2"`` for the portable kernels, or ``"fa3"`` for those for Hopper.
-            ``"cutlass"`` means ``"auto"``.
+            Portable kernels read caches of 8 bits for both. ``"cutlass"`` means ``"auto"``.
 
     Raises:
         ValueError: a backend that the device does not have, or a buffer that is missing or of another form.
@@ -93,7 +96,7 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
                 key.
             sm_scale: factor of the logits, positive.
             q_data_type: float16 or bfloat16. float32 on the CPU only.
-            kv_data_type: the same, or float8_e4m3fn for the portable kernels.
+            kv_data_type: the same, or float8_e4m3fn. Backend ``"fa3"`` takes it with bfloat16 queries only.
             use_profiler: run kernels that write events to each run's ``profiler_buffer``: docs/profiling.md.
 
         Raises:
@@ -118,6 +121,10 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
         profiler_buffer: torch.Tensor | None = None,
         kv_len: torch.Tensor | None = None,
         page_table: torch.Tensor | None = None,
+        return_lse_base_on_e: bool = False,
+        *,
+        ckv_scale: float | None = None,
+        kpe_scale: float | None = None,
         kv_scale: float | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Compute attention of the planned batch.
@@ -134,7 +141,10 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
                 ``use_profiler``, ``None`` after others. Events that do not fit are counted and dropped.
             kv_len: ``[batch_size]`` integers, with ``page_table``: plan one query per request in this call.
             page_table: ``[batch_size, pages]`` integers, pages of each request.
-            kv_scale: factor of all elements of both caches, positive. ``None`` means 1.
+            return_lse_base_on_e: write and return natural logarithms instead.
+            ckv_scale, kpe_scale: factors of the elements of the two caches, positive. Both are required for caches
+                of 8 bits, unless ``kv_scale`` is given. Other caches have none.
+            kv_scale: factor of all elements of both caches, positive. ``None`` means 1 without 8 bits.
 
         Returns:
             ``[queries, num_heads, 512]`` of ``q_nope``'s dtype. With ``return_lse`` also ``[queries,
@@ -148,13 +158,34 @@ class BatchMLAPagedAttentionWrapper(MlaWrapper):
             all_or_none(f"{self._name}.run", kv_len=kv_len, page_table=page_table)
             assert kv_len is not None and page_table is not None
             self._plan_of_table(q_nope, ckv_cache, kv_len, page_table)
-        planned, scale = self._planned, 1.0
-        if kv_scale is not None:
-            scale = positive_real(f"{self._name}.run", "kv_scale", kv_scale, MOST_SCALE)
-        return self._run(
+        planned, scale, pe_factor = self._planned, 1.0, 1.0
+        if planned is not None:
+            scale, pe_factor = self._scales(planned.kv_dtype.itemsize == 1, ckv_scale, kpe_scale, kv_scale)
+        result = self._run(
             planned, q_nope, q_pe, ckv_cache, kpe_cache, out, lse, return_lse,
             sm_scale=planned.sm_scale * scale if planned else None, o_scale=scale, profiler_buffer=profiler_buffer,
+            pe_factor=pe_factor,
         )  # fmt: skip
+        if return_lse_base_on_e and (lse is not None or return_lse):
+            (result[1] if lse is None else lse).mul_(_LN2)
+        return result
+
+    def _scales(
+        self, eight_bits: bool, ckv_scale: float | None, kpe_scale: float | None, kv_scale: float | None
+    ) -> tuple[float, float]:
+        """Return the scale of latents, and the scale of rotary keys by that of latents."""
+        op = f"{self._name}.run"
+        if all_or_none(op, ckv_scale=ckv_scale, kpe_scale=kpe_scale):
+            check_not_both(op, "kv_scale", kv_scale, "ckv_scale and kpe_scale", ckv_scale)
+            if not eight_bits:
+                check_none(op, "ckv_scale", ckv_scale, "the cache has no 8 bits")
+            ckv = positive_real(op, "ckv_scale", ckv_scale, MOST_SCALE)
+            return ckv, positive_real(op, "kpe_scale", kpe_scale, MOST_SCALE) / ckv
+        if kv_scale is None:
+            if eight_bits:
+                check_present(op, "ckv_scale", None, "ckv_scale and kpe_scale, or kv_scale, for a cache of 8 bits")
+            return 1.0, 1.0
+        return positive_real(op, "kv_scale", kv_scale, MOST_SCALE), 1.0
 
     def _plan_of_table(
         self, q_nope: torch.Tensor, ckv_cache: torch.Tensor, kv_len: torch.Tensor, page_table: torch.Tensor

@@ -10,6 +10,7 @@ import torch
 
 from .._attention.kernels import capability
 from .._ops.declare import define
+from .._ops.errors import value_error
 from .._ops.numbers import check_option
 from .._ops.route import without_gradient
 from ..jit.machine.arch import Arch
@@ -61,7 +62,7 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
     run = define(
         "mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse,"
         " Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal,"
-        f" float sm_scale, float o_scale{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
+        f" float sm_scale, float o_scale, float pe_factor{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
         module,
         general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache"),
         on_host=("sizes",),
@@ -87,6 +88,9 @@ def operators_for(
         profiler: select kernels that write events.
         dtypes: dtypes of queries and of the cache, if they are known.
 
+    Kernels of an arch do not read caches of 8 bits. The portable ones do, and serve its backend as well. As in
+    FlashInfer, queries are bfloat16 then.
+
     Raises:
         ValueError: another backend, or one whose kernels support neither the device nor the dtypes.
     """
@@ -102,8 +106,9 @@ def operators_for(
             needs = f" on {device}: {backend!r} needs compute capability {arch.major}.{arch.minor}"
             check_option(op, "backend", backend, others, needs)
         reads = not dtypes or _value(*dtypes) in mla_values(kernels, mla_dtypes(kernels))
-        if named and not reads:
-            check_option(op, "kv_data_type", dtypes[1], dtypes[:1], f" with backend {backend!r}")
+        if named and not reads and dtypes[0] != torch.bfloat16:
+            wanted = f"q_data_type=torch.bfloat16 for a cache of 8 bits with backend {backend!r}"
+            raise value_error(op, "q_data_type", dtypes[0], wanted)
         if runs and reads and (named or probe(mla_spec(kernels, profiler=profiler)).state != "impossible"):
             return _OPERATORS[kernels, profiler]
     return _OPERATORS["", profiler]

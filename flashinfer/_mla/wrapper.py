@@ -17,6 +17,7 @@ from .._attention.streams import LastRun
 from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_indices, on_host
 from .._ops.arguments import check_as_planned
 from .._ops.dtypes import dtype_of
+from .._ops.errors import value_error
 from .._ops.indices import check_each, check_offsets, index_table
 from .._ops.numbers import check_range, positive, positive_real
 from .._ops.sizes import exceeds
@@ -180,6 +181,7 @@ class MlaWrapper:
         sm_scale: float | None = None,
         o_scale: float = 1.0,
         profiler_buffer: torch.Tensor | None = None,
+        pe_factor: float = 1.0,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         op = f"{self._name}.run"
         if planned is None:
@@ -200,7 +202,8 @@ class MlaWrapper:
         workspace = None if torch.compiler.is_compiling() else self._scheduler.float_workspace
         planned.operators.run(
             q_nope, q_pe, ckv_cache, kpe_cache, out, lse, planned.kv_indptr, planned.kv_indices, planned.lists,
-            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale, o_scale, *events,
+            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale, o_scale,
+            pe_factor, *events,
         )  # fmt: skip
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
@@ -221,7 +224,8 @@ class MlaWrapper:
                 check_device(op, name, x, self.device, " as the plan's tables are")
             dtype = planned.kv_dtype if name.endswith("cache") else planned.dtype
             if x.dtype != dtype:
-                check_as_planned(op, name, x.dtype, dtype)
+                # FlashInfer raises ValueError, and names the attribute.
+                raise value_error(op, f"{name}.dtype", x.dtype, f"{dtype}, for which plan() was called")
         rows = planned.rows.shape[0]
         if not (self._use_cuda_graph and exceeds(q_nope.shape[0], rows)):
             check_as_planned(op, "q_nope", q_nope.shape[0], rows, "queries")

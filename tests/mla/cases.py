@@ -22,8 +22,8 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     lse = torch.zeros(out.shape[:2], device=device)
     tables = planned.kv_indptr, planned.kv_indices, planned.lists[: 1 << 12].clone(), planned.sizes
     runs: list[tuple[Any, ...]] = [
-        (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE, 1.0),
-        (*batch.inputs, out.clone(), None, *tables, None, False, SCALE, 0.5),
+        (*batch.inputs, out, lse, *tables, room[: 1 << 20], True, SCALE, 1.0, 1.0),
+        (*batch.inputs, out.clone(), None, *tables, None, False, SCALE, 0.5, 1.0),
     ]
     numbers = PlanNumbers(16, 1, 512, 512, 0, 0, 0, mask_mode=1, page_size=16).tensor()
     plans: list[tuple[Any, ...]] = [

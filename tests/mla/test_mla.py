@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import random
+
 import pytest
 import torch
 
@@ -47,20 +51,58 @@ def test_a_cache_of_eight_bits(dtype, device):
         batch.check(out, lse)
 
 
+def test_a_cache_of_eight_bits_with_two_scales(device):
+    """Latents and rotary keys have scales of their own. Backend fa3 serves bfloat16 queries."""
+    for number in range(4 if device == "cpu" else 20):
+        batch = drawn_batch(torch.bfloat16, device, 150 if number else 3000, torch.float8_e4m3fn)
+        batch.kpe_scale = batch.kv_scale * random.choice((0.1, 0.5, 3.0))
+        scales = dict(ckv_scale=batch.kv_scale, kpe_scale=batch.kpe_scale)
+        for backend in backends(device):
+            out, lse = sentinels(batch)
+            wrapper = batch.planned(backend)
+            assert wrapper.run(*batch.inputs, out=out, lse=lse, **scales) is out
+            batch.check(out, lse)
+            again, natural = wrapper.run(*batch.inputs, return_lse=True, return_lse_base_on_e=True, **scales)
+            assert torch.equal(again, out)
+            torch.testing.assert_close(natural, lse * math.log(2))
+            written = torch.full_like(lse, 7.0)
+            wrapper.run(*batch.inputs, lse=written, return_lse_base_on_e=True, **scales)
+            assert torch.equal(written, natural)
+
+
+def test_bad_scales(device):
+    batch = Batch([1], [40], 16, 16, torch.bfloat16, device, kv_dtype=torch.float8_e4m3fn)
+    whole = Batch([1], [40], 16, 16, torch.bfloat16, device)
+    for error, message, planned, scales in (
+        (ValueError, "ckv_scale: got None, wanted ckv_scale and kpe_scale, or kv_scale, for a cache of 8", batch, {}),
+        (ValueError, "kpe_scale: got None, wanted all or none of", batch, dict(ckv_scale=1.0)),
+        (ValueError, "kv_scale: got both", batch, dict(ckv_scale=1.0, kpe_scale=1.0, kv_scale=1.0)),
+        (ValueError, "ckv_scale: got 0.0, wanted a positive", batch, dict(ckv_scale=0.0, kpe_scale=1.0)),
+        (ValueError, "kpe_scale: got -1.0, wanted a positive", batch, dict(ckv_scale=1.0, kpe_scale=-1.0)),
+        (ValueError, "ckv_scale: got float, wanted None: the cache", whole, dict(ckv_scale=1.0, kpe_scale=1.0)),
+    ):
+        out, lse = sentinels(planned)
+        with pytest.raises(error, match=message):
+            planned.planned().run(*planned.inputs, out=out, lse=lse, **scales)
+        assert bool(out.isnan().all())
+    run = inspect.signature(flashinfer.BatchMLAPagedAttentionWrapper.run).parameters
+    assert run["ckv_scale"].kind == run["kpe_scale"].kind == inspect.Parameter.KEYWORD_ONLY
+
+
 def test_bad_caches_of_eight_bits(device):
     batch = Batch([1], [40], 16, 16, torch.float16, device, kv_dtype=torch.float8_e4m3fn)
     wrapper = batch.planned()
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=rf"run: kv_scale: got {scale}, wanted a positive number"):
             wrapper.run(*batch.inputs, kv_scale=scale)
-    wanted = r"ckv_cache: got torch.float16, and plan\(\) was called for torch.float8_e4m3fn"
-    with pytest.raises(TypeError, match=wanted):
-        wrapper.run(*batch.inputs[:2], batch.ckv.half(), batch.kpe.half())
+    wanted = r"ckv_cache.dtype: got torch.float16, wanted torch.float8_e4m3fn, for which plan\(\) was called"
+    with pytest.raises(ValueError, match=wanted):
+        wrapper.run(*batch.inputs[:2], batch.ckv.half(), batch.kpe.half(), kv_scale=1.0)
     q_nope, q_pe, ckv, kpe = batch.inputs
-    with pytest.raises(TypeError, match=r"kpe_cache: got torch.float16, and plan"):
-        wrapper.run(q_nope, q_pe, ckv, kpe.half())
+    with pytest.raises(ValueError, match=r"kpe_cache.dtype: got torch.float16, wanted torch.float8"):
+        wrapper.run(q_nope, q_pe, ckv, kpe.half(), kv_scale=1.0)
     if "fa3" in backends(device):
-        with pytest.raises(ValueError, match=r"kv_data_type: got torch.float8_e4m3fn, wanted torch.fl"):
+        with pytest.raises(ValueError, match=r"wanted q_data_type=torch.bfloat16 for a cache of 8 bits"):
             batch.planned("fa3")
 
 
@@ -293,7 +335,7 @@ def test_bad_runs(device):
     for arguments, error, message in (
         ((q_nope[:1], q_pe[:1], ckv, kpe), ValueError, r"q_nope: got 1 queries, and plan\(\) was called for 2"),
         ((q_nope[:, :8], q_pe[:, :8], ckv, kpe), ValueError, r"q_nope: got 8 heads"),
-        ((q_nope.bfloat16(), q_pe, ckv, kpe), TypeError, r"q_nope: got torch.bfloat16"),
+        ((q_nope.bfloat16(), q_pe, ckv, kpe), ValueError, r"q_nope.dtype: got torch.bfloat16"),
         ((q_nope, q_pe[..., :32], ckv, kpe), ValueError, r"q_pe: got shape \[2, 16, 32\]"),
         ((q_nope, q_pe, ckv[:, :8], kpe), ValueError, r"ckv_cache: got 8 slots in a page"),
         ((q_nope, q_pe, ckv, kpe[:-1]), ValueError, r"kpe_cache: got shape"),
@@ -361,7 +403,6 @@ def test_generators():
         with pytest.raises(ValueError, match=message):
             flashinfer.gen_batch_mla_module(*given, device="cpu")
     assert flashinfer.gen_batch_mla_module("auto", *eight, device="cuda").name == "mla_cuda"
-    with pytest.raises(ValueError, match="dtypes: got float16:float8_e4m3fn, wanted a subset of"):
-        flashinfer.gen_batch_mla_module("fa3", *eight)
+    assert flashinfer.gen_batch_mla_module("fa3", *eight, device="cuda").name == "mla_cuda"
     with pytest.raises(ValueError, match="dtypes: got float32, wanted a subset of"):
         flashinfer.gen_batch_mla_module("auto", *(torch.float32,) * 3, torch.int32, 512, 64, device="cuda")

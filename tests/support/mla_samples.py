@@ -20,7 +20,7 @@ class Batch:
     """Requests with queries and keys. Unused slots of the cache are NaN.
 
     ``form``: ``pair`` of tensors, or ``joined``: both parts of a row in one tensor. ``kv_dtype``: of the
-    cache, by default ``dtype``. If it differs, the cache has a random ``kv_scale``.
+    cache, by default ``dtype``. If it differs, the cache has a random ``kv_scale``. ``kpe_scale`` is equal to it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Batch:
         self.qo_lens, self.kv_lens, self.heads, self.page_size = list(qo_lens), list(kv_lens), heads, page_size
         self.dtype, self.device, self.causal = dtype, device, causal
         self.kv_dtype = kv_dtype or dtype
-        self.kv_scale = 1.0 if self.kv_dtype == dtype else random.uniform(0.3, 2)
+        self.kv_scale = self.kpe_scale = 1.0 if self.kv_dtype == dtype else random.uniform(0.3, 2)
         self.paged = Paged(
             kv_lens, page_size, 1, 512, self.kv_dtype, device, form="pair", head_dim_vo=64, shared=shared
         )
@@ -80,7 +80,8 @@ class Batch:
         q = torch.cat([self.q_nope.double(), self.q_pe.double()], -1)
         requests = []
         for b in range(len(self.kv_lens)):
-            ckv, kpe = (x.double() * self.kv_scale for x in self.paged.request(b))
+            ckv, kpe = (x.double() for x in self.paged.request(b))
+            ckv, kpe = ckv * self.kv_scale, kpe * self.kpe_scale
             requests.append((torch.cat([ckv, kpe], -1), ckv))
         return batch_attention(q, self.qo_lens, requests, causal=self.causal, sm_scale=SCALE)
 

@@ -92,7 +92,7 @@ def gen_batch_mla_module(
     Args:
         backend: ``fa3`` for the kernels of 9.0a, every other value for the portable ones.
         dtype_q, dtype_o: must be equal.
-        dtype_kv: the same, or float8_e4m3fn unless ``backend`` is ``fa3``.
+        dtype_kv: the same, or float8_e4m3fn. The portable kernels read it, for ``fa3`` also.
         dtype_idx: int32.
         head_dim_ckv, head_dim_kpe: 512 and 64.
         use_profiler: the kernels write events for :mod:`flashinfer.profiler`.
@@ -109,7 +109,8 @@ def gen_batch_mla_module(
     values = (dtypes_value(q, kv),)
     if str(dtype_idx).removeprefix("torch.") != "int32":
         raise ValueError(f"dtype_idx: got {dtype_idx}, wanted int32")
-    if (kernels := BACKENDS[backend]) in arch_kernels("mla"):
+    kernels = BACKENDS[backend]
+    if kernels in arch_kernels("mla") and (kv == q or kernels in FP8_CACHES):
         if device is not None and device_of(device) != "cuda":
             raise ValueError(
                 f"backend: got {backend!r} for device {str(device)!r}, wanted 'auto' or 'fa2': {backend} is for GPUs"

@@ -24,6 +24,7 @@ struct MlaParams : AttentionParams {
   const void* q_pe;  // [tokens, heads, 64], last dimension contiguous
   int64_t q_pe_row, q_pe_head;
   float sm_scale_log2;
+  float pe_factor{1.0f};  // of q_pe . kpe: the scale of rotary keys by that of latents. Caches of 8 bits only
 };
 
 // The members of a variant that attention's merges and tile rows read.

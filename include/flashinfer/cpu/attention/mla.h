@@ -16,16 +16,18 @@ inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
-// The element type that keys and values are packed from. If products take pairs of bfloat16, 8-bit numbers
-// are widened to it, which is exact.
+// If products take pairs of bfloat16, 8-bit numbers are widened to it, which is exact. kWidens is false if rotary
+// keys have a factor: its product with bfloat16 queries would be rounded, so queries are floats.
 template <typename T, typename KV>
-using MlaWidened = std::conditional_t<kHasPairs && std::is_same_v<T, bfloat16_t> && sizeof(KV) == 1, bfloat16_t, KV>;
-template <typename T, typename KV>
-using MlaTypes = AttentionTypes<T, MlaWidened<T, KV>, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
+constexpr bool kMlaWidens = kHasPairs && std::is_same_v<T, bfloat16_t> && sizeof(KV) == 1;
+template <typename T, typename KV, bool kWidens>
+using MlaTypes =
+    AttentionTypes<std::conditional_t<!kWidens && sizeof(KV) == 1, float, T>,
+                   std::conditional_t<kWidens, bfloat16_t, KV>, T, kMlaCkv + kMlaKpe, kMlaCkv, PosEncodingMode::kNone>;
 
-template <typename T, typename KV, typename Params>
-struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
-  using Blocks = PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params>;
+template <typename T, typename KV, bool kWidens, typename Params>
+struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
+  using Blocks = PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params>;
   using Blocks::scratch, Blocks::block, Blocks::count, Blocks::pairs, Blocks::kQ, Blocks::kPairs;
   using typename Blocks::Memory;
 
@@ -43,7 +45,8 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
         float* to = scratch.q + row * kQ;
         const float scale = params.sm_scale_log2;
         for_lanes<kMlaCkv>([&](int d, int n) { store(to + d, load(nope + d, n) * scale); });
-        for_lanes<kMlaKpe>([&](int d, int n) { store(to + kMlaCkv + d, load(pe + d, n) * scale); });
+        for_lanes<kMlaKpe>(
+            [&](int d, int n) { store(to + kMlaCkv + d, load(pe + d, n) * (scale * params.pe_factor)); });
       }
     }
     track.end(Event::kLoadQuery);
@@ -98,23 +101,29 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV>, Params> {
 };
 
 // Computes all items, then all merges. The result does not depend on the assignment to threads.
-template <typename T, typename KV, typename Params>
-void mla(const Params& given) {
+template <typename T, typename KV, bool kWidens, typename Params>
+void mla_of(const Params& given) {
   const Params params = with_tracks(given);
   check_pages(params);
   const int64_t items = params.num_items();
   parallel_workers(items, [&](const auto& next, int64_t worker) {
     Profiler<Params::kProfiler> profiler(params, worker);
-    PrefillScratch<MlaTypes<T, KV>> scratch(params.tile_rows);
+    PrefillScratch<MlaTypes<T, KV, kWidens>> scratch(params.tile_rows);
     for (int64_t task; (task = next()) < items;) {
       const WorkItem item = params.item(static_cast<int32_t>(task));
       profiler.begin(Event::kItem);
-      MlaTile<T, KV, Params>(params, item, scratch, profiler).run();
+      MlaTile<T, KV, kWidens, Params>(params, item, scratch, profiler).run();
       profiler.end(Event::kItem);
     }
     profiler.finish();
   });
-  merge_all<MlaVariant, MlaTypes<T, KV>>(params);
+  merge_all<MlaVariant, MlaTypes<T, KV, kWidens>>(params);
+}
+
+template <typename T, typename KV, typename Params>
+void mla(const Params& params) {
+  if (params.pe_factor == 1.0f) return mla_of<T, KV, kMlaWidens<T, KV>>(params);
+  if constexpr (sizeof(KV) == 1) mla_of<T, KV, false>(params);  // the binding refuses a factor of other caches
 }
 
 }  // namespace flashinfer::cpu

@@ -113,7 +113,19 @@ struct MlaTile {
     // Two sharing warps take 32 elements each of every 64.
     q.at = Swizzle<S::kBytes>::chunk(q.at, 4 * part), k.at = Swizzle<S::kBytes>::chunk(k.at, 4 * part);
 #pragma unroll
-    for (int step = 0; step < S::kBytes / 32; ++step) {
+    for (int i = 0; i < S::kBytes / 32; ++i) {
+      // Rotary keys of 8 bits come first: their sums are multiplied once by the ratio of the scales.
+      const int step = S::kWidens ? (i + kMlaCkv / 16) % (S::kBytes / 32) : i;
+      if constexpr (S::kWidens) {
+        if (i == kMlaKpe / 16) {
+#pragma unroll
+          for (int m = 0; m < S::kSharedRows / 16; ++m)
+#pragma unroll
+            for (int n = 0; n < S::kHalf / 8; ++n)
+#pragma unroll
+              for (int e = 0; e < 4; ++e) sums[m][n][e] *= params.pe_factor;
+        }
+      }
       if (S::kShares && step % 4 >= 2) continue;
       uint32_t a[S::kSharedRows / 16][4], b[2][2];
 #pragma unroll
