@@ -201,7 +201,7 @@ def test_another_call_on_one_rank(device, make_group):
     outcomes = group.outcomes(
         lambda rank, one: reduce_scatter(x, one, outs) if rank == 0 else all_gather(x, one, whole)
     )
-    assert time.monotonic() - began < 5, "a rank waited for its time-out"
+    assert time.monotonic() - began < 9, "a rank waited for its time-out"
     for rank, one in enumerate(outcomes):
         assert isinstance(one, GroupError) and one.ranks == (1 - rank, rank)
         texts = "2 rows of 256 bytes, float32, reduce_scatter", "4 rows of 256 bytes, float32, all_gather"

@@ -65,7 +65,7 @@ def test_a_rank_that_does_not_arrive(shots, device, make_group, monkeypatch):
     outcomes = group.outcomes(
         lambda rank, workspace: rank == 2 or allreduce_fusion(x, workspace, SUM, output=out[rank])
     )
-    assert 0.4 <= time.monotonic() - began < 5
+    assert 0.4 <= time.monotonic() - began < 9  # a bound of 0.4 s, on a busy machine
     for rank, one in enumerate(errors(outcomes[:2])):
         assert str(one) == "allreduce_fusion: rank 2 did not arrive within 0.4 s in call 1" and one.ranks == (2,)
         assert out[rank].isnan().all(), "a part is missing"
@@ -122,7 +122,7 @@ def test_another_call_on_one_rank(what, device, make_group):
     for rank, one in enumerate(errors(group.outcomes(body))):
         assert f"rank {1 - rank} made call 0 with" in str(one) and ours in str(one) and theirs in str(one)
         assert one.ranks == (1 - rank, rank)
-    assert time.monotonic() - began < 5, "a rank waited for its time-out"
+    assert time.monotonic() - began < 9, "a rank waited for its time-out"
 
 
 def test_abort_ends_a_wait(device, make_group):

@@ -70,8 +70,7 @@ class RankCall {
       if (sender == group_.rank) continue;
       CallHeader theirs{};
       for (int64_t spin = 1; !has_header(sender, &theirs); ++spin) {
-        if (spin % kSpinsPerYield == 0) yield(spin);
-        if (spin % kSpinsPerCheck == 0 && must_stop(sender)) break;
+        if (spin % kSpinsPerYield == 0 && (yield(spin), must_stop(sender))) break;
       }
       if (!failed() && !is_same(theirs, header_of(p_, epoch_))) report(CommError::kMismatch, sender, theirs);
     }
@@ -83,9 +82,10 @@ class RankCall {
   }
 
  private:
-  static constexpr int kSpinsPerYield = 64, kSpinsPerCheck = 1024, kSpinsAwake = 8192;
+  static constexpr int kSpinsPerYield = 64, kSpinsAwake = 8192;
 
-  // Lets other threads run. A long wait sleeps: the rank that is late may need this CPU.
+  // Lets other threads run. A long wait sleeps: the rank that is late may need this CPU. On a busy machine a yield
+  // takes milliseconds, so each is followed by a look at the clock.
   static void yield(int64_t spin) {
     if (spin < kSpinsAwake) {
       sched_yield();
@@ -116,8 +116,7 @@ class RankCall {
       auto* place = reinterpret_cast<uint32_t*>(from + at);
       uint32_t word = __atomic_load_n(place, __ATOMIC_RELAXED);
       for (int64_t spin = 1; word == kEmpty; ++spin) {
-        if (spin % kSpinsPerYield == 0) yield(spin);
-        if (spin % kSpinsPerCheck == 0 && must_stop(sender)) break;
+        if (spin % kSpinsPerYield == 0 && (yield(spin), must_stop(sender))) break;
         word = __atomic_load_n(place, __ATOMIC_RELAXED);
       }
       if (word != kEmpty) __atomic_store_n(place, kEmpty, __ATOMIC_RELAXED);
