@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .._compat.refused import declare
-from . import _codes, _trtllm
+from . import _codes
 from ._codes import *  # noqa: F403
-from ._trtllm import *  # noqa: F403
 
-__all__ = sorted([*_codes.__all__, *_trtllm.__all__, *declare(globals())])
+__all__ = sorted([*_codes.__all__, *declare(globals())])
