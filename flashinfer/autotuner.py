@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ._compat.autotuner import (
     AutoTuner,
+    _collect_metadata,  # noqa: F401  # SGLang imports it
     autotune,
     autotune_v2,
     autotune_v2_reload,
