@@ -113,7 +113,7 @@ std::tuple<Tensor, Tensor> sample_from_rows(const Tensor& input, bool is_logits,
   p.has_min_p = min_p || !(min_p_value <= 0), p.top_k_first = top_k_first;
   p.random = random_of(check, x, p.num_outputs, seed, seed_value, offset, offset_value, slot, slot_value);
   const OnDevice where(x);
-  check_length(check, x, !p.filters(), where);
+  if (p.filters()) check_length(check, x, false, where);
   Tensor samples =
       empty(&p.num_outputs, 1, input, p.wide_samples ? aoti_torch_dtype_int64() : aoti_torch_dtype_int32());
   Tensor valid = empty(&p.num_outputs, 1, input, aoti_torch_dtype_bool());

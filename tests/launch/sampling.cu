@@ -71,6 +71,7 @@ int main(int count, char** words) {
       };
       run(cuda::resident_shape(rows, vocab, 0), search_rows, &longest[0]);
       run(cuda::unfiltered_shape(rows, vocab, 0), search_rows, &longest[1]);
+      run(cuda::segments_shape(rows, vocab, 0), search_rows, nullptr);
       run(cuda::stream_shape(rows, vocab, 0), hold_rows, nullptr);
       if (cuda::fits_cluster_smem(rows, vocab, 0)) run(cuda::cluster_smem_shape(vocab), hold_rows, nullptr);
     }

@@ -106,3 +106,30 @@ def test_the_cpu_and_cuda_draw_the_same(vocab_size):
     x = rows_of("normal", 4000, vocab_size)
     for name, draw in draws(vocab_size, 4000).items():
         assert (draw(x) != draw(x.cuda()).cpu()).sum() <= 1, name
+
+
+@pytest.mark.parametrize("length", [2_400_001, 6_600_000, 2**24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_rows_draw_as_short_ones(length, dtype, device):
+    """Elements of no weight around a row move its draws only. A GPU takes other kernels for the longest rows."""
+    if device == "cpu" and (length > 2_400_001 or dtype != torch.float32):
+        pytest.skip("the CPU has one kernel, and takes seconds")
+    count = 1_000_003
+    short = torch.cat([rows_of("normal", 1, count), rows_of("flat", 1, count)]).to(dtype).to(device)
+    indices = torch.tensor([0] * 40 + [1] * 25 + [0], device=device)
+    for draw in (sampling.sampling_from_probs, lambda x, **more: sampling.sampling_from_logits(x.log(), **more)):
+        want = draw(short, **RANDOM), draw(short, indices=indices, **RANDOM)
+        for shift in (0, (length - count) // 512 * 512):  # chunks keep their elements
+            row = torch.zeros(2, length, dtype=dtype, device=device)
+            row[:, shift : shift + count] = short
+            assert draw(row, **RANDOM).equal(want[0] + shift)
+            assert draw(row, indices=indices, **RANDOM).equal(want[1] + shift)
+
+
+def test_long_rows_without_a_distribution_are_invalid(device):
+    length = 2**20 if device == "cpu" else 2**24
+    row = torch.zeros(3, length, device=device)
+    row[1, 9], row[2, length - 3] = torch.nan, 1.0
+    samples, valid = sampling.sampling_from_probs(row, return_valid=True, **RANDOM)
+    assert valid.tolist() == [False, False, True] and int(samples[2]) == length - 3
+    assert int(sampling.sampling_from_logits(row.log(), **RANDOM)[2]) == length - 3

@@ -80,6 +80,10 @@ def test_gradients_are_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="wanted a GPU")
 def test_rows_longer_than_any_gpu_takes():
     rows = torch.rand(1, 2**24, device="cuda")
-    for call in (sampling.sampling_from_probs, sampling.softmax, lambda x: sampling.top_k_renorm_probs(x, 5000)):
+    for call in (
+        lambda x: sampling.top_p_sampling_from_probs(x, 0.5),
+        sampling.softmax,
+        lambda x: sampling.top_k_renorm_probs(x, 5000),
+    ):
         with pytest.raises(ValueError, match=r"got 16777216 elements in a row, wanted at most \d+ on this device"):
             call(rows)

@@ -124,8 +124,8 @@ constexpr int64_t kLongestRow = int64_t{1} << 24;
 
 struct Launch;
 
-// Return the largest row length on the device of a launch. `keeps_maxima`: draws without filters and chains
-// keep twice as many words per chunk.
+// Return the largest row length on the device of a launch, except for draws without filters. `keeps_maxima`:
+// chains keep twice as many words per chunk.
 int64_t longest_row(bool keeps_maxima, const Launch& launch);
 
 void sample_rows(const SampleParams& params, const Launch& launch);

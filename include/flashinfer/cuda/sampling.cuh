@@ -13,7 +13,8 @@
 //                                      225 KB of shared memory (sm_90, sm_100)
 //   filters                            holds                                        cluster_smem_kernels.cuh
 //   filters                            any                                          rows.cuh (2)
-//   no filter                          any                                          unfiltered.cuh
+//   no filter                          sums of chunks fit shared memory             unfiltered.cuh
+//   no filter                          any                                          segments.cuh
 //
 //   rows to rows (softmax, renorm, mask)
 //   top_k mask or renorm, k <= 128     streams, k equal for all rows                candidates.cuh
@@ -45,6 +46,7 @@
 
 #include <flashinfer/cuda/sampling/chain.cuh>
 #include <flashinfer/cuda/sampling/launch.cuh>
+#include <flashinfer/cuda/sampling/segments.cuh>
 #include <flashinfer/cuda/sampling/unfiltered.cuh>
 
 namespace flashinfer::cuda {
@@ -52,6 +54,11 @@ namespace flashinfer::cuda {
 inline void sample_rows(const SampleParams& p, const Launch& where) {
   if (launch_candidate_samples(p, where) || launch_nucleus_samples(p, where)) return;
   if (p.filters()) return launch_samples(p, where);
+  if (p.vocab_size > longest_row(true, where.device)) {
+    const Shape shape = segments_shape(p.num_outputs, p.vocab_size, where.device);
+    const Groups groups = Groups::of(p, shape, 1, where.device);
+    return launch_rows<segments_kernel>(shape, groups.count, where, p, groups.outputs);
+  }
   const Shape shape = unfiltered_shape(p.num_outputs, p.vocab_size, where.device);
   const Groups groups = Groups::of(p, shape, 4, where.device);
   launch_rows<unfiltered_kernel>(shape, groups.count, where, p, groups.outputs);

@@ -27,39 +27,12 @@ __device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
   return ends[0];
 }
 
-// Draws by a running sum over chunks. Lane l holds the sum of `per_lane` chunks from l * per_lane on.
+// Draws from a chunk of a row.
 template <bool kResident>
-struct Draw {
+struct ChunkDraw {
   Engine<kResident> e;
   Totals totals;
   float threshold;
-  int per_lane;
-  uint64_t start, end;
-
-  __device__ Draw(const Engine<kResident>& engine, const Totals& of_kept, float t)
-      : e(engine), totals(of_kept), threshold(t), per_lane((engine.chunks + 31) / 32) {
-    const float* sums = e.sums();
-    const int from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
-    uint64_t own = 0;
-    for (int c = from; c < to; ++c) own += totals.fixed(sums[c]);
-    end = warp_ends(own);
-    start = end - own;
-  }
-
-  // Draw one element by one uniform number. All lanes of a warp call this.
-  __device__ int64_t operator()(uint64_t uniform) const {
-    if (!totals.valid) return 0;
-    const float* sums = e.sums();
-    uint64_t share = share_of(uniform, totals.total);
-    int c = 0;
-    const bool holds = start <= share && share < end;
-    if (holds) {
-      share -= start, c = lane_id() * per_lane;
-      for (uint64_t one; (one = totals.fixed(sums[c])) <= share; ++c) share -= one;
-    }
-    const int owner = __ffs(__ballot_sync(kWarp, holds)) - 1;
-    return find_in_chunk(__shfl_sync(kWarp, c, owner), __shfl_sync(kWarp, share, owner));
-  }
 
   static constexpr int kEach = kSumChunk / 32;
 
@@ -111,6 +84,39 @@ struct Draw {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) result += before + sums[i] <= share;
     return base + __shfl_sync(kWarp, from + result, __ffs(passed) - 1);
+  }
+};
+
+// Draws by a running sum over chunks. Lane l holds the sum of `per_lane` chunks from l * per_lane on.
+template <bool kResident>
+struct Draw : ChunkDraw<kResident> {
+  using ChunkDraw<kResident>::e, ChunkDraw<kResident>::totals;
+  int per_lane;
+  uint64_t start, end;
+
+  __device__ Draw(const Engine<kResident>& engine, const Totals& of_kept, float t)
+      : ChunkDraw<kResident>{engine, of_kept, t}, per_lane((engine.chunks + 31) / 32) {
+    const float* sums = e.sums();
+    const int from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
+    uint64_t own = 0;
+    for (int c = from; c < to; ++c) own += totals.fixed(sums[c]);
+    end = warp_ends(own);
+    start = end - own;
+  }
+
+  // Draw one element by one uniform number. All lanes of a warp call this.
+  __device__ int64_t operator()(uint64_t uniform) const {
+    if (!totals.valid) return 0;
+    const float* sums = e.sums();
+    uint64_t share = share_of(uniform, totals.total);
+    int c = 0;
+    const bool holds = start <= share && share < end;
+    if (holds) {
+      share -= start, c = lane_id() * per_lane;
+      for (uint64_t one; (one = totals.fixed(sums[c])) <= share; ++c) share -= one;
+    }
+    const int owner = __ffs(__ballot_sync(kWarp, holds)) - 1;
+    return this->find_in_chunk(__shfl_sync(kWarp, c, owner), __shfl_sync(kWarp, share, owner));
   }
 };
 

@@ -18,7 +18,8 @@ inline int64_t shared_memory(int device) {
   return device_info(device).shared_bytes - static_cast<int64_t>(sizeof(Scratch));
 }
 
-// Return the longest row. Every CTA holds the sums of all chunks of a row in its shared memory.
+// Return the longest row, except for unfiltered draws. Every CTA holds the sums of all chunks of a row in its shared
+// memory.
 inline int64_t longest_row(bool keeps_maxima, int device) {
   constexpr int kOtherBytes = 64;  // static bytes of a kernel in addition to Scratch
   const int64_t memory = shared_memory(device) - kOtherBytes - StreamedRow::bytes(0, 0, keeps_maxima);
@@ -50,6 +51,13 @@ inline Shape unfiltered_shape(int64_t rows, int64_t vocab_size, int device) {
   int size = 1;
   while (info.major >= 9 && size < kMaxCluster && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
   return {size, chunks >= 16 * size ? 512 : 256, StreamedRow::bytes(chunks, 0, true), false};
+}
+
+// Shape of unfiltered draws from rows of any length (segments.cuh).
+constexpr int kSegmentWarps = 16;  // of a CTA, one segment each
+inline Shape segments_shape(int64_t rows, int64_t vocab_size, int device) {
+  const int size = unfiltered_shape(rows, vocab_size, device).size;
+  return {size, kSegmentWarps * 32, StreamedRow::bytes(size * kSegmentWarps, 0, true), false};
 }
 
 // Return true for rows that clusters hold in shared memory (cluster_smem.cuh). The device needs clusters, and

@@ -150,10 +150,10 @@ __device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kRe
   }
 }
 
-// Draw all outputs of a group. prepare(engine, filters, totals) returns the threshold. Afterwards the engine's sums
-// are those of kept elements.
-template <bool kResident, typename F>
-__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
+// Draw all outputs of a group. prepare(engine, filters, totals) returns the threshold of a row, and
+// draw(engine, first, end, totals, threshold) draws outputs from it.
+template <bool kResident, typename F, typename D>
+__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare, const D& draw) {
   Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
   const int64_t begin = blockIdx.x / e.size * group, end = min(begin + group, p.num_outputs);
   e.start();
@@ -175,10 +175,19 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
       t = prepare(e, filters, totals);
       if constexpr (kResident) e.sync();  // draws read data that other CTAs have written
     }
-    draw_run(p, e, output, next, totals, t);
+    draw(e, output, next, totals, t);
     output = next;
     e.sync_reads();  // other CTAs may draw from this CTA's memory
   }
+}
+
+// Draw all outputs of a group. After prepare(), the engine's sums are those of kept elements.
+template <bool kResident, typename F>
+__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
+  sample_groups<kResident>(p, group, prepare,
+                           [&](const Engine<kResident>& e, int64_t first, int64_t end, const Totals& totals, float t) {
+                             draw_run(p, e, first, end, totals, t);
+                           });
 }
 
 // Return the threshold of a row. Afterwards the engine's sums are sums of kept elements.

@@ -1,0 +1,157 @@
+// Draws without filters from rows whose chunk sums do not fit into shared memory.
+//
+// A warp of the cluster computes the chunk sums of a segment of adjacent chunks, again in each pass: for the largest
+// logit, for the largest chunk sum, for the total of each segment, and for the chunk of a draw. Totals are integers, so
+// segments change no bit of them: the draws are those of unfiltered.cuh.
+#pragma once
+
+#include <flashinfer/cuda/sampling/launch.cuh>
+#include <flashinfer/cuda/sampling/rows.cuh>
+
+namespace flashinfer::cuda {
+
+struct Segments {
+  // A row of one chunk per segment. Its arrays hold words of the segments, which warps broadcast to all CTAs.
+  StreamedRow words;
+  int chunks, each;  // of the row; of a segment
+  bool is_logits;
+  float top, scale;  // of exp((l - top) * scale)
+
+  __device__ static Segments of(int64_t n, bool is_logits) {
+    Segments s{};
+    s.words = StreamedRow::of(int64_t{ptx::cluster_size()} * kSegmentWarps * kSumChunk);
+    s.chunks = static_cast<int>(num_chunks(n)), s.each = (s.chunks + s.words.chunks - 1) / s.words.chunks;
+    s.is_logits = is_logits;
+    return s;
+  }
+
+  __device__ __forceinline__ int own() const { return words.first + words.warp(); }
+
+  // Call f(first chunk, second chunk, number of the first, has_second) for the chunks of a segment.
+  template <typename F>
+  __device__ __forceinline__ void each_pair(int segment, const F& f) const {
+    const Source source = scratch().source;
+    const float padding = is_logits ? -INFINITY : 0.0f;
+    const int from = segment * each, to = min(from + each, chunks);
+    for (int c = from; c < to; c += 2) {
+      const bool has_second = c + 1 < to;
+      Chunk first, second;
+      source.load(first, int64_t{c} * kSumChunk, padding);
+      if (has_second) {
+        source.load(second, int64_t{c + 1} * kSumChunk, padding);
+      } else {
+        second.each([=](float& x) { x = padding; });
+      }
+      f(first, second, c, has_second);
+    }
+  }
+
+  // Call f(chunk, sum) for the chunks of a segment. All lanes have the sum.
+  template <typename F>
+  __device__ __forceinline__ void each_sum(int segment, const F& f) const {
+    each_pair(segment, [&](Chunk& first, Chunk& second, int c, bool has_second) {
+      float sum;
+      if (is_logits) {
+        const PairSums pair = exponentials_of(first, second, scale);
+        sum = pair.sum;
+        if (sum != 0) sum *= ptx::ex2_approx((pair.maximum - top) * scale);
+      } else {
+        sum = pair_sum(first, second, [](float x) { return max_nan(x, 0.0f); });
+      }
+      f(c, __shfl_sync(kWarp, sum, 0));
+      const float other = __shfl_sync(kWarp, sum, 16);
+      if (has_second) f(c + 1, other);
+    });
+  }
+
+  // Passes are separate functions, because each needs all registers.
+  __device__ __noinline__ static void maxima_to(Segments s) {
+    float maximum = -INFINITY;
+    s.words.begin_pass(s.words.chunks);
+    s.each_pair(s.own(), [&](const Chunk& first, const Chunk& second, int, bool) {
+      maximum = max_nan(maximum, pair_max<true>(first, second));
+    });
+    maximum = max_nan(maximum, __shfl_xor_sync(kWarp, maximum, 16));
+    s.words.broadcast(s.words.sums() + s.own(), maximum);
+    s.words.end_pass();
+  }
+  __device__ __noinline__ static void largest_sums_to(Segments s) {
+    uint32_t largest = 0;  // the bits of a NaN exceed all others
+    s.words.begin_pass(s.words.chunks);
+    s.each_sum(s.own(), [&](int, float sum) { largest = max(largest, __float_as_uint(sum)); });
+    s.words.broadcast(s.words.sums() + s.own(), __uint_as_float(largest));
+    s.words.end_pass();
+  }
+  __device__ __noinline__ static void totals_to(Segments s, FixedPoint fixed) {
+    uint64_t total = 0;
+    s.words.begin_pass(2 * s.words.chunks);
+    s.each_sum(s.own(), [&](int, float sum) { total += fixed(sum); });
+    s.words.broadcast(s.words.sums() + s.own(), __uint_as_float(static_cast<uint32_t>(total)));
+    s.words.broadcast(s.words.maxima() + s.own(), __uint_as_float(static_cast<uint32_t>(total >> 32)));
+    s.words.end_pass();
+  }
+
+  __device__ __forceinline__ uint64_t total_of(int segment) const {
+    return uint64_t{__float_as_uint(words.maxima()[segment])} << 32 | __float_as_uint(words.sums()[segment]);
+  }
+
+  // Return the totals of the row in the scratch memory, and keep those of its segments.
+  __device__ __forceinline__ Totals totals(double temperature) {
+    if (is_logits) {
+      words.sums_at ^= 1;
+      maxima_to(*this);
+      ++words.pass;
+      top = largest_of(words.sums(), words.chunks), scale = exponent_scale(temperature);
+      set_scratch([&](Scratch& s) {
+        s.remap.is_exponential = true, s.remap.least = -INFINITY, s.remap.scale = scale, s.remap.top = top;
+      });
+    }
+    words.sums_at ^= 1;
+    largest_sums_to(*this);
+    ++words.pass;
+    const uint32_t largest = StreamedRow::largest_bits(words.sums(), words.chunks);
+    Totals totals{FixedPoint::of(__uint_as_float(largest)), 0, largest != 0 && largest <= 0x7f7fffffu};
+    if (!totals.valid) return totals;
+    words.sums_at ^= 1, words.maxima_at ^= 1;
+    totals_to(*this, totals.fixed);
+    ++words.pass;
+    for (int i = 0; i < words.chunks; ++i) totals.total += total_of(i);
+    return totals;
+  }
+
+  // Draw one element of `row` by one uniform number. All lanes of a warp call this.
+  __device__ __noinline__ static int64_t draw(Segments s, ChunkDraw<false> row, uint64_t uniform) {
+    if (!row.totals.valid) return 0;
+    uint64_t share = share_of(uniform, row.totals.total);
+    int segment = 0, chunk = -1;
+    for (uint64_t one; (one = s.total_of(segment)) <= share; ++segment) share -= one;
+    s.each_sum(segment, [&](int c, float sum) {
+      if (chunk >= 0) return;
+      const uint64_t one = row.totals.fixed(sum);
+      if (one > share) {
+        chunk = c;
+      } else {
+        share -= one;
+      }
+    });
+    return row.find_in_chunk(chunk, share);
+  }
+};
+
+__global__ void __launch_bounds__(kSegmentWarps * 32, 1)
+    segments_kernel(const __grid_constant__ SampleParams p, int64_t group) {
+  Segments segments = Segments::of(p.vocab_size, p.is_logits);
+  const auto prepare = [&](StreamedRow&, const Filters& f, Totals& totals) {
+    totals = segments.totals(f.temperature);
+    return 0.0f;
+  };
+  const auto draw = [&](const StreamedRow& e, int64_t first, int64_t end, const Totals& totals, float) {
+    for (int64_t output = first + e.rank * e.warps() + e.warp(); output < end; output += e.size * e.warps()) {
+      const int64_t token = Segments::draw(segments, {e, totals, 0.0f}, p.random.draw(output, 0));
+      if (lane_id() == 0) put_sample(p, output, token, totals.valid);
+    }
+  };
+  sample_groups<false>(p, group, prepare, draw);
+}
+
+}  // namespace flashinfer::cuda
