@@ -289,10 +289,14 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         if q_len_per_req != self._q_len_per_req:
             self._refuse_frozen(op, q_len_per_req)
         kind = kind_of(
-            op, num_qo_heads, num_kv_heads, head_dim, None, True, page_size, q_len_per_req > 1, pos_encoding_mode, window_left,
-            logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type or data_type or "float16",
-            kv_data_type or data_type, self._dtype_o or o_data_type, fixed_split_size, disable_split_kv,
-        )  # fmt: skip
+            op,
+            (num_qo_heads, num_kv_heads, head_dim, None),
+            (q_data_type or data_type or "float16", kv_data_type or data_type, self._dtype_o or o_data_type),
+            q_len_per_req > 1,
+            (pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+            (fixed_split_size, disable_split_kv),
+            page_size,
+        )
         indptr = index_table(op, "indptr", indptr)
         indices, last = index_table(op, "indices", indices), index_table(op, "last_page_len", last_page_len)
         if seq_lens is not None or block_tables is not None:

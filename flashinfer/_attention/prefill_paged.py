@@ -159,10 +159,14 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         """
         op = self._plan_op
         kind = kind_of(
-            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, True, page_size, bool(causal), pos_encoding_mode,
-            window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type, kv_data_type, self._dtype_o or o_data_type,
-            fixed_split_size, disable_split_kv,
-        )  # fmt: skip
+            op,
+            (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo),
+            (q_data_type, kv_data_type, self._dtype_o or o_data_type),
+            bool(causal),
+            (pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+            (fixed_split_size, disable_split_kv),
+            page_size,
+        )
         queries, indptr = index_table(op, "qo_indptr", qo_indptr), index_table(op, _TABLES[0], paged_kv_indptr)
         indices, last = (
             index_table(op, _TABLES[1], paged_kv_indices),

@@ -94,10 +94,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         """
         op = self._plan_op
         kind = kind_of(
-            op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, False, None, bool(causal), pos_encoding_mode,
-            window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type, kv_data_type, self._dtype_o or o_data_type,
-            fixed_split_size, disable_split_kv,
-        )  # fmt: skip
+            op,
+            (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo),
+            (q_data_type, kv_data_type, self._dtype_o or o_data_type),
+            bool(causal),
+            (pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
+            (fixed_split_size, disable_split_kv),
+        )
         masks = mask_request(
             op, custom_mask, packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len,
             max_item_len_ptr, self._mask_buffers,

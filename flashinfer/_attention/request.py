@@ -59,40 +59,34 @@ class PlanRequest(NamedTuple):
     run_shape: Shape | None = None  # float64 shape of the runs, for gradient checks without a kernel
 
 
-@cached_by_value
+Sizes = tuple[int, int, int, int | None]  # num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo
+Dtypes = tuple[str | torch.dtype, str | torch.dtype | None, str | torch.dtype | None]  # of q, of k and v, of the output
+# pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+LogitOptions = tuple[str, int, float | None, float | None, float | None, float | None]
+SplitOptions = tuple[int | None, bool]  # fixed_split_size, disable_split_kv
+
+
 def kind_of(
-    op: str,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim_qk: int,
-    head_dim_vo: int | None,
-    is_paged: bool,
-    page_size: int | None,
-    causal: bool,
-    pos_encoding_mode: str,
-    window_left: int,
-    logits_soft_cap: float | None,
-    sm_scale: float | None,
-    rope_scale: float | None,
-    rope_theta: float | None,
-    q_data_type: str | torch.dtype,
-    kv_data_type: str | torch.dtype | None,
-    o_data_type: str | torch.dtype | None,
-    fixed_split_size: int | None,
-    disable_split_kv: bool,
+    op: str, sizes: Sizes, dtypes: Dtypes, causal: bool, logits: LogitOptions, split: SplitOptions, *page_size: int
 ) -> PlanKind:
-    """Return the checked arguments of a plan.
+    """Return the checked arguments of a plan. ``page_size``: only for a paged cache.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
     """
-    shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type, o_data_type)
-    logits = logits_of(
-        op, head_dim_qk, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
-    )
-    size = positive(op, "page_size", page_size) if is_paged else None
+    return _kind_of(op, causal, *sizes, *dtypes, *logits, *split, *page_size)
+
+
+@cached_by_value
+def _kind_of(op: str, causal: bool, *values: Any) -> PlanKind:
+    # Values in one row, because the cache distinguishes the types of values, not of those in a tuple.
+    sizes, dtypes, logits, page_size = values[:4], values[4:7], values[7:13], values[15:]
+    fixed_split_size, disable_split_kv = values[13:15]
+    shape = Shape.of(op, *sizes, *dtypes)
+    checked = logits_of(op, shape.head_dim_qk, *logits)
+    size = positive(op, "page_size", *page_size) if page_size else None
     cut = cut_of(op, fixed_split_size, disable_split_kv, 1 if size is None else size)
-    return PlanKind(shape, Options(logits, CAUSAL if causal else NON_CAUSAL), cut, size)
+    return PlanKind(shape, Options(checked, CAUSAL if causal else NON_CAUSAL), cut, size)
 
 
 def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:

@@ -47,7 +47,7 @@ def plan_of(kind: str, batch: int, device: str) -> Callable[[], None]:
 
 
 # The most Python calls of a repeated plan with tables on the host. A GPU needs more: checks of captures and streams.
-MOST_CALLS = {"decode": 54, "fast decode": 55, "paged prefill": 62, "ragged prefill": 60, "mla": 35}
+MOST_CALLS = {"decode": 54, "fast decode": 56, "paged prefill": 62, "ragged prefill": 60, "mla": 35}
 
 
 @pytest.mark.parametrize("kind", MOST_CALLS)
@@ -152,6 +152,24 @@ def test_pages_of_more_keys_than_int32_counts(device):
     tables = int32([0, 5]), int32([0, 1, 2, 3, 4]), int32([3])
     with pytest.raises(ValueError, match=r"plan: .*last_page_len: got 4294967299 keys of a request"):
         wrapper.plan(*tables, 16, 512, 1 << 30, 0.1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(num_qo_heads=8.0), dict(page_size=None), dict(window_left=-1.0), dict(fixed_split_size=2.0)],
+    ids=str,
+)
+def test_an_equal_number_of_another_type_is_checked_again(change, device):
+    """Checked arguments are cached: 8.0 == 8, and only one of them is a number of heads."""
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(device))
+    tables = Paged([40], 16, 2, 64, torch.float16, device).tables_on("cpu")
+    given = dict(num_qo_heads=8, num_kv_heads=2, head_dim_qk=64, page_size=16, window_left=-1, fixed_split_size=2)
+    wrapper.plan(indptr_of([3]), *tables, **given)
+    (name,) = change
+    with pytest.raises(
+        TypeError, match=rf"^BatchPrefillWithPagedKVCacheWrapper.plan: {name}: got .*, wanted an integer$"
+    ):
+        wrapper.plan(indptr_of([3]), *tables, **(given | change))
 
 
 @pytest.mark.parametrize("place", ["workspace", "no room", "pages on the device"])
