@@ -7,6 +7,7 @@ from . import activation as activation
 from . import activation_backward as activation_backward
 from . import attention as attention
 from . import autotuner as autotuner
+from . import batch_schedule as batch_schedule
 from . import cascade as cascade
 from . import causal_conv1d as causal_conv1d
 from . import causal_conv1d_backward as causal_conv1d_backward
@@ -54,6 +55,7 @@ from . import tllm_enums as tllm_enums
 from . import topk as topk
 from . import triton as triton
 from . import utils as utils
+from . import xqa as xqa
 from .activation import gelu_and_mul as gelu_and_mul
 from .activation import gelu_tanh_and_mul as gelu_tanh_and_mul
 from .activation import gen_act_and_mul_module as gen_act_and_mul_module
@@ -71,6 +73,7 @@ from .autotuner import autotune_v2 as autotune_v2
 from .autotuner import autotune_v2_reload as autotune_v2_reload
 from .autotuner import get_autotune_process_group as get_autotune_process_group
 from .autotuner import set_autotune_process_group as set_autotune_process_group
+from .batch_schedule import gen_batch_schedule_module as gen_batch_schedule_module
 from .cascade import BatchDecodeWithSharedPrefixPagedKVCacheWrapper as BatchDecodeWithSharedPrefixPagedKVCacheWrapper
 from .cascade import BatchPrefillWithSharedPrefixPagedKVCacheWrapper as BatchPrefillWithSharedPrefixPagedKVCacheWrapper
 from .cascade import MultiLevelCascadeAttentionWrapper as MultiLevelCascadeAttentionWrapper

@@ -30,7 +30,7 @@ from flashinfer._ops import declared  # noqa: E402
 # These names are found only in the module, because another family or library has some of them too.
 OWN_NAMES = {
     "cli", "deep_gemm", "delta_rule", "dsv3_ops", "env", "errors", "gdn_kernels", "integrations", "jit", "profiler",
-    "testing", "tllm_enums", "topk", "triton", "utils",
+    "testing", "tllm_enums", "topk", "triton", "utils", "xqa",
 }  # fmt: skip
 WITHOUT_OPERATORS = {"__main__", "cli", "integrations", "jit"}
 

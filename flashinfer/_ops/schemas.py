@@ -64,6 +64,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "flashinfer::gelu_and_mul_backward(Tensor grad, Tensor input) -> Tensor",
         "flashinfer::gelu_tanh_and_mul_backward(Tensor grad, Tensor input) -> Tensor",
     ),
+    "flashinfer.batch_schedule": (
+        "flashinfer::schedule_batch(Tensor(a!) plan, Tensor(b!) kv_indptr, Tensor(c!)? numbers, Tensor seq_lens, Tensor? qo_indptr, Tensor? sm_scale, int num_tokens, int q_len, int most_keys, int table_stride, int num_kv_heads, int group, int tile_rows, int mask_mode, int window_left, int workers) -> ()",
+    ),
     "flashinfer.causal_conv1d": (
         "flashinfer::causal_conv1d_autograd(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? cu_seqlens, bool final_states, bool silu) -> (Tensor, Tensor)",
         "flashinfer::causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? cu_seqlens, bool final_states, bool silu) -> (Tensor, Tensor)",

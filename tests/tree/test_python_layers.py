@@ -41,6 +41,7 @@ ATTENTION = {
     "sparse",
     "cascade",
     "triton",
+    "xqa",
 }
 
 

@@ -62,6 +62,15 @@ BUILTIN_TENSORS = {
     "maybe_alibi_slopes": "float", "maybe_numbers": "double", "maybe_head_scales": "float", "maybe_sinks": "float",
 }  # fmt: skip
 BUILTIN_SCALARS = {"sm_scale": "float", "logits_soft_cap": "float"}
+# The variant of include/flashinfer/attention/draft_mask.h: tensors, scalars, and its configuration.
+DRAFT_TENSORS = {
+    "maybe_numbers": "double", "maybe_sinks": "float", "draft_mask": "uint16_t", "maybe_draft_starts": "int32_t",
+}  # fmt: skip
+DRAFT_SCALARS = {"sm_scale": "float", "draft_words": "int64_t"}
+DRAFT_VARIANT = {
+    "ATTENTION_VARIANT": "flashinfer::DraftMask", "POS_ENCODING_MODE": "kNone", "VARIANT_URI": "draft_mask",
+    "VARIANT_HEADER": "flashinfer/attention/draft_mask.h", "VARIANT_DECL": "",
+}  # fmt: skip
 TENSOR_TYPES = {
     "float": "float",
     "float32": "float",
@@ -168,6 +177,15 @@ def attention_spec(
         return _spec(family, backend, f"{name}_profiler", coverage, tensors, BUILTIN_SCALARS, {"PROFILER": True})
     spec = _spec(family, backend, name, coverage, BUILTIN_TENSORS, BUILTIN_SCALARS, {})
     return replace(spec, dispatching=f"{family}_{backend}")
+
+
+def draft_spec(backend: str, dtypes: str, head_dims: str) -> JitSpec:
+    """Return the prefill module whose variant masks draft tokens."""
+    types = "_".join(_SHORT[name] for name in dtypes.split(":"))
+    coverage = {"dtypes": [dtypes], "head_dims": [head_dims]}
+    name = f"{types}_d{head_dims}_draft_mask"
+    spec = _spec("prefill", backend, name, coverage, DRAFT_TENSORS, DRAFT_SCALARS, DRAFT_VARIANT)
+    return replace(spec, headers=(f"{env.data_root()}/include/{DRAFT_VARIANT['VARIANT_HEADER']}",))
 
 
 def profiled(spec: JitSpec, family: str) -> JitSpec:

@@ -1,0 +1,168 @@
+"""Schedules of a batch from tensors of lengths: the lists of a plan, written on the device.
+
+The host knows the sizes of a batch but not its lengths. Capacities of the lists therefore serve any lengths, and a
+CUDA graph captures the schedule with the kernels that read it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from .._ops.errors import value_error
+from ..batch_schedule import schedule_batch
+from ..jit.modules._attention import draft_spec, dtypes_value, head_dims_value
+from .kernels import CallProperties, fastest
+from .lists import Lists, Shape
+from .operators import Operators, builtin_operators, custom_operators, named
+from .signature import HostTables
+
+ALIGNMENT = 32  # bytes, of the lists
+DRAFT_ROWS = 64  # the most rows of a tile that masks drafts: with 128, ptxas spills registers
+_HEADER = 16
+_TILE_ROWS, _MAX_ITEMS = 2, 5
+
+
+class Kernels(NamedTuple):
+    """Kernels of a batch, and the properties that its schedule needs."""
+
+    operators: Operators
+    tile_rows: int
+    workers: int  # CTAs that run concurrently, of one key head
+
+
+@lru_cache(maxsize=256)
+def kernels_of(op: str, shape: Shape, q_len: int, masks_drafts: bool, device: torch.device) -> Kernels:
+    """Return the kernels for at most ``q_len`` queries of each request.
+
+    Raises:
+        ValueError: dtypes or sizes without kernels.
+    """
+    try:
+        operators = _operators(shape, q_len, masks_drafts, device)
+    except ValueError as err:
+        raise named(op, err) from None
+    tile_rows, workers = _limits(operators, shape, q_len, device)
+    if masks_drafts and tile_rows > DRAFT_ROWS:
+        tile_rows, workers = _limits(operators, shape, q_len, device, DRAFT_ROWS)
+    return Kernels(operators, tile_rows, workers)
+
+
+def _operators(shape: Shape, q_len: int, masks_drafts: bool, device: torch.device) -> Operators:
+    dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
+    if masks_drafts:
+        values = dtypes_value(*dtypes, device.type), head_dims_value(*head_dims, device.type)
+        return custom_operators(draft_spec(device.type, *values))
+    if q_len > 1:
+        return builtin_operators("prefill", device.type, dtypes, head_dims, 0, device.type)
+    call = CallProperties("decode", device, dtypes, head_dims, 0, False, 0, shape.num_qo_heads // shape.num_kv_heads)
+    return builtin_operators("decode", device.type, dtypes, head_dims, 0, fastest(call))
+
+
+def _limits(
+    operators: Operators, shape: Shape, q_len: int, device: torch.device, tile_rows: int = 0
+) -> tuple[int, int]:
+    """Return rows of a tile and workers. A plan of one request on the host says them, without a tensor on the device."""
+    header = torch.empty(_HEADER, dtype=torch.int32, device="cpu")
+    numbers = shape.plan_numbers(0, -1, device.index or 0, 0, 0, tile_rows).tensor()
+    queries = torch.tensor([0, q_len], dtype=torch.int32, device="cpu")
+    operators.plan(header, numbers, *HostTables(queries, torch.ones(1, dtype=torch.int32, device="cpu")))
+    tile_rows, most = int(header[_TILE_ROWS]), int(header[_MAX_ITEMS])
+    tiles = q_len * (shape.num_qo_heads // shape.num_kv_heads) // tile_rows + 1
+    return tile_rows, max(most - tiles - 1, 1)
+
+
+class Places(NamedTuple):
+    """Places in the workspace of a schedule, in bytes, and sizes of its lists."""
+
+    max_items: int
+    max_merges: int
+    max_slots: int
+    slot_rows: int
+    lists: int  # elements of int32
+    indptr: int
+    numbers: int
+    partials: int
+    size: int
+
+
+@lru_cache(maxsize=1024)
+def places_of(shape: Shape, batch_size: int, q_len: int, tile_rows: int, workers: int) -> Places:
+    """Return the places for any lengths of ``batch_size`` requests. csrc/batch_schedule.cc has the same bounds."""
+    heads, rows = shape.num_kv_heads, q_len * (shape.num_qo_heads // shape.num_kv_heads)
+    tiles = batch_size * -(-rows // tile_rows)
+    items, merges, slots = tiles + workers, min(tiles, workers), 2 * workers
+    first_item = -(-(_HEADER + 2 * batch_size) // 8) * 8 + 8 * merges
+    lists = first_item + 8 * items + merges * heads
+    indptr = _aligned(4 * lists)
+    numbers = _aligned(indptr + 4 * (batch_size + 1))
+    partials, slot_rows = _aligned(numbers + 32), min(rows, tile_rows)
+    size = partials + 4 * slots * heads * slot_rows * (shape.head_dim_vo + 2)
+    return Places(items, merges, slots, slot_rows, lists, indptr, numbers, partials, size)
+
+
+def _aligned(used: int) -> int:
+    return -(-used // ALIGNMENT) * ALIGNMENT
+
+
+class Schedule(NamedTuple):
+    """A schedule on the device."""
+
+    lists: Lists
+    kv_indptr: torch.Tensor
+    numbers: torch.Tensor | None
+
+
+def schedule(
+    op: str,
+    workspace: torch.Tensor,
+    shape: Shape,
+    kernels: Kernels,
+    seq_lens: torch.Tensor,
+    qo_indptr: torch.Tensor | None,
+    num_tokens: int,
+    q_len: int,
+    most_keys: int,
+    table_stride: int,
+    mask_mode: int,
+    window_left: int,
+    sm_scale: torch.Tensor | None,
+) -> Schedule:
+    """Make the schedule of a batch in a workspace, for the runs until the next schedule there.
+
+    Args:
+        op: the function to name in errors.
+        workspace: bytes, contiguous.
+        shape, kernels: the runs, and their kernels.
+        seq_lens: ``[batch_size]`` int32, keys of each request. Others than 0 to ``most_keys`` count as the nearer bound.
+        qo_indptr: ``[batch_size + 1]`` int32, first queries of the requests, or ``None`` for ``q_len`` queries of each.
+        num_tokens, q_len: queries of all requests, and the most of one.
+        table_stride: entries of the page table from one request to the next.
+        mask_mode, window_left: masks that hide keys from all rows of a tile.
+        sm_scale: a scale on the device that replaces the parameter, float32, or ``None``.
+
+    Raises:
+        ValueError: a workspace that is too small.
+    """
+    batch_size = seq_lens.numel()
+    places = places_of(shape, batch_size, q_len, kernels.tile_rows, kernels.workers)
+    bytes_ = workspace.view(-1).view(torch.uint8)
+    bytes_ = bytes_[-bytes_.data_ptr() % ALIGNMENT :]
+    if bytes_.numel() < places.size:
+        wanted = f"{places.size} for {batch_size} requests"
+        raise value_error(op, "workspace_buffer", f"{bytes_.numel()} bytes from a multiple of 32", wanted)
+    plan = bytes_[: 4 * places.lists].view(torch.int32)
+    kv_indptr = bytes_[places.indptr : places.indptr + 4 * (batch_size + 1)].view(torch.int32)
+    numbers = None if sm_scale is None else bytes_[places.numbers : places.numbers + 32].view(torch.float64)
+    schedule_batch(
+        plan, kv_indptr, numbers, seq_lens, qo_indptr, sm_scale, num_tokens, q_len, most_keys, table_stride,
+        shape.num_kv_heads, shape.num_qo_heads // shape.num_kv_heads, kernels.tile_rows, mask_mode, window_left,
+        kernels.workers,
+    )  # fmt: skip
+    lists = Lists(
+        plan, bytes_[places.partials :], batch_size, places.max_items, places.max_merges, places.max_slots,
+        kernels.tile_rows, places.slot_rows,
+    )  # fmt: skip
+    return Schedule(lists, kv_indptr, numbers)

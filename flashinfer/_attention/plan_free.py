@@ -1,0 +1,172 @@
+"""Attention of the newest tokens of requests over a paged cache, without a plan.
+
+The page table and the lengths are tensors on the device. Each call schedules its batch there, so the host reads no
+tensor, and one CUDA graph serves any lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from .._ops.bind import bind
+from .._ops.dtypes import is_fp8
+from .._ops.errors import value_error
+from .._ops.numbers import check_range, finite, positive, whole
+from .._ops.tensors import check_device, check_metadata, check_tensor
+from .arguments import CAUSAL, NON_CAUSAL, PagedCache, check_sinks, layout_of, no_gradient, rows_of
+from .batch_schedule import kernels_of, schedule
+from .lists import Shape
+from .operators import call
+from .signature import CallArguments, Parameters
+
+QUERIES = (torch.bfloat16, torch.float16, torch.float32)  # the last on the CPU only
+LENGTHS = (torch.int32, torch.uint32)
+
+
+class Scales(NamedTuple):
+    """Factors of the logits and of the output: numbers, or tensors of one element."""
+
+    logits: float | torch.Tensor
+    out: float | torch.Tensor
+
+
+class Queries(NamedTuple):
+    """Queries of each request, which are its last tokens."""
+
+    longest: int  # of one request
+    indptr: torch.Tensor | None = None  # [batch_size + 1] int32; None: each request has `longest`
+    mask: torch.Tensor | None = None  # bits of the pairs of them, see draft_mask.h; None: causal
+
+
+def halves_of(op: str, kv_cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys and values of a cache: a pair, or one tensor of both, or of one that is both."""
+    if isinstance(kv_cache, torch.Tensor):
+        bind(op, kv_cache=(kv_cache, "_ _ _ _ _"))
+        if kv_cache.shape[1] not in (1, 2):
+            raise value_error(op, "kv_cache", f"shape {list(kv_cache.shape)}", "[pages, 1 or 2, ...]")
+        return kv_cache[:, 0], kv_cache[:, -1]
+    if not (isinstance(kv_cache, (tuple, list)) and len(kv_cache) == 2):
+        raise value_error(
+            op, "kv_cache", type(kv_cache).__name__, "a tensor of 5 dimensions, or a pair of keys and values"
+        )
+    return kv_cache[0], kv_cache[1]
+
+
+def attend(
+    op: str,
+    query: torch.Tensor,
+    cache: tuple[torch.Tensor, torch.Tensor],
+    kv_layout: str,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    queries: Queries,
+    scales: Scales,
+    window_left: int,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor | None,
+    workspace: torch.Tensor,
+) -> torch.Tensor:
+    """Return the output of :func:`flashinfer.decode.xqa_batch_decode_with_kv_cache`, whose arguments these are."""
+    layout = layout_of(op, kv_layout)
+    k, v = cache
+    dims = "p h n d" if layout else "p n h d"
+    dtypes = QUERIES if isinstance(query, torch.Tensor) and query.is_cpu else QUERIES[:2]
+    batch_size, _, tokens, num_qo_heads, head_dim, *rest = bind(
+        op, block_tables=(block_tables, "b m", (torch.int32,)), seq_lens=(seq_lens, "b", LENGTHS),
+        query=(query, "t q d", dtypes), k_cache=(k, dims), v_cache=(v, dims, "k_cache"),
+    )  # fmt: skip
+    num_pages, heads, page_size = rest if layout else (rest[0], rest[2], rest[1])
+    if heads < 1 or num_qo_heads % heads != 0:
+        raise value_error(op, "query", f"{num_qo_heads} heads", f"a multiple of the cache's {heads}")
+    if k.dtype != query.dtype and not is_fp8(k.dtype):
+        raise TypeError(f"{op}: k_cache: got {k.dtype}, wanted {query.dtype} as query has, or 8 bits")
+    positive(op, "max_seq_len", max_seq_len)
+    positive(op, "q_len_per_req", queries.longest)
+    window = whole(op, "window_left", window_left)
+    if queries.indptr is None:
+        check_range(op, "query", tokens, batch_size * queries.longest, batch_size * queries.longest, unit="queries")
+    else:
+        bind(op, block_tables=(block_tables, "b _"), q_cu_seq_lens=(queries.indptr, "b+1", (torch.int32,)))
+    if block_tables.numel() > 0 and block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
+        raise value_error(op, "block_tables", f"stride {block_tables.stride(1)} of the last dimension", 1)
+    if queries.mask is not None:
+        _check_mask(op, queries.mask, tokens, queries.longest, query.device)
+    no_gradient(op, (query, k, v, sinks))
+    if sinks is not None:
+        check_sinks(op, sinks, num_qo_heads, query.device, False)
+    scale, sm_scale = _factor(op, "bmm1_scale", scales.logits, query.device)
+    o_scale, multiplied = _factor(op, "bmm2_scale", scales.out, query.device)
+    check_tensor(op, "workspace_buffer", workspace)
+    if not workspace.is_contiguous() or workspace.device != query.device:
+        raise value_error(
+            op, "workspace_buffer", f"a tensor on {workspace.device}", f"contiguous bytes on {query.device}"
+        )
+    if out is None:
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    eights = (torch.float8_e4m3fn,) if is_fp8(k.dtype) else ()
+    check_metadata(op, "out", out, query.shape, query.device, query.dtype, *eights)
+    if query.numel() == 0:
+        return out
+    result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if is_fp8(out.dtype) else out
+    shape = Shape(num_qo_heads, heads, head_dim, head_dim, query.dtype, k.dtype, query.dtype)
+    kernels = kernels_of(op, shape, queries.longest, queries.mask is not None, query.device)
+    pages, stride = _flat(block_tables)
+    mask_mode = NON_CAUSAL if queries.longest == 1 or queries.mask is not None else CAUSAL
+    lens = seq_lens.view(torch.int32).contiguous()
+    made = schedule(
+        op, workspace, shape, kernels, lens, queries.indptr, tokens, queries.longest,
+        min(max_seq_len, block_tables.shape[1] * page_size if num_pages else 0), stride, mask_mode, window, sm_scale,
+    )  # fmt: skip
+    arguments = CallArguments(
+        kv_indptr=made.kv_indptr, kv_indices=pages, kv_layout=layout, mask_mode=mask_mode, window_left=window,
+        o_scale=o_scale, **made.lists._asdict(),
+    )  # fmt: skip
+    parameters: tuple[Any, ...] = Parameters(maybe_numbers=made.numbers, maybe_sinks=sinks, sm_scale=scale)
+    if queries.mask is not None:
+        parameters = (made.numbers, sinks, queries.mask, queries.indptr, scale, queries.mask.shape[-1])
+    call(op, kernels.operators.run, rows_of(query), k, v, result, None, *arguments, *parameters)
+    if multiplied is not None:
+        result = result * multiplied  # float32
+    if result is not out:
+        most = torch.finfo(out.dtype).max
+        out.copy_(result.clamp(-most, most) if is_fp8(out.dtype) else result)
+    return out
+
+
+def _check_mask(op: str, mask: torch.Tensor, tokens: int, longest: int, device: torch.device) -> None:
+    check_tensor(op, "mask", mask)
+    words = 2 * -(-longest // 32)
+    if mask.dtype != torch.uint16:
+        raise TypeError(f"{op}: mask: got {mask.dtype}, wanted torch.uint16")
+    if mask.dim() < 2 or mask.shape[-1] != words or mask.numel() != tokens * words:
+        wanted = f"{words} words for each of {tokens} queries"
+        raise value_error(op, "mask", f"shape {list(mask.shape)}", wanted)
+    check_device(op, "mask", mask, device, " as query is")
+    if not mask.is_contiguous():
+        raise value_error(op, "mask", f"strides {mask.stride()}", "a contiguous tensor")
+
+
+def _factor(op: str, name: str, scale: float | torch.Tensor, device: torch.device) -> tuple[float, torch.Tensor | None]:
+    """Return a scale as a number and ``None``, or as 1 and a tensor that the host does not read."""
+    if not isinstance(scale, torch.Tensor):
+        return finite(op, name, scale), None
+    if scale.numel() != 1 or scale.dtype != torch.float32:
+        raise value_error(op, name, f"{scale.dtype} of shape {list(scale.shape)}", "a number or one element of float32")
+    if scale.is_cpu:
+        return finite(op, name, float(scale)), None
+    if scale.device != device:
+        raise value_error(op, name, f"a tensor on {scale.device}", f"one on {device} as query is")
+    return 1.0, scale.reshape(1)
+
+
+def _flat(tables: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return the page table as a vector, and the elements from one row to the next."""
+    (rows, columns), stride = tables.shape, tables.stride(0)
+    if rows < 2 or stride == columns:
+        return tables.reshape(-1), columns
+    if columns == 0 or stride < columns:
+        return tables.contiguous().view(-1), columns
+    return tables.as_strided(((rows - 1) * stride + columns,), (1,)), stride
