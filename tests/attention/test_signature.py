@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import flashinfer
 from flashinfer._attention.signature import (
     CallArguments,
     ExpectedArguments,
@@ -57,3 +59,23 @@ def test_schemas_in_python():
     # The defaults describe one request, for which the operator needs no table.
     assert [name for name, default in CallArguments._field_defaults.items() if isinstance(default, torch.Tensor)] == []
     assert CallArguments().batch_size == 1 and CallArguments().window_left == -1
+
+
+PLANS = (
+    flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan, flashinfer.BatchPrefillWithRaggedKVCacheWrapper.plan,
+    flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan, flashinfer.BlockSparseAttentionWrapper.plan,
+    flashinfer.VariableBlockSparseAttentionWrapper.plan, flashinfer.fast_decode_plan,
+)  # fmt: skip
+# FlashInfer's defaults differ too: the output of a sparse plan is float16, and a fast plan has no dtype of its own.
+OWN_DEFAULTS = {"BlockSparseAttentionWrapper.plan": {"o_data_type"}, "fast_decode_plan": {"q_data_type"}}
+
+
+def test_an_option_of_several_plans_has_one_default():
+    defaults: dict[str, dict[str, object]] = {}
+    for plan in PLANS:
+        for name, parameter in inspect.signature(plan).parameters.items():
+            if name not in OWN_DEFAULTS.get(plan.__qualname__, ()):
+                defaults.setdefault(name, {})[plan.__qualname__] = parameter.default
+    shared = {name: found for name, found in defaults.items() if len(found) > 1}
+    assert len(shared) > 15
+    assert {name: found for name, found in shared.items() if len(set(found.values())) > 1} == {}
