@@ -12,7 +12,7 @@ import torch
 
 from .. import norm
 from .._ops.errors import value_error
-from .._ops.tensors import check_tensor
+from .._ops.tensors import check_dims, check_tensor
 from ..errors import UnsupportedError
 from ._codes import AllReduceFusionOp, AllReduceFusionPattern
 from .allreduce import GROUP, NORM_PATTERNS, TOKEN, allreduce_fusion
@@ -28,6 +28,8 @@ __all__ = [
     "trtllm_destroy_ipc_workspace_for_all_reduce_fusion",
     "trtllm_lamport_initialize",
     "trtllm_lamport_initialize_all",
+    "trtllm_moe_allreduce_fusion",
+    "trtllm_moe_finalize_allreduce_fusion",
 ]
 
 LamportTokenNumThreshold = 16  # of FlashInfer: sizes of buffers that do not exist here
@@ -230,6 +232,143 @@ def trtllm_allreduce_fusion(
         block_quant_group_size=block_quant_group_size,
         weight_bias=weight_bias or 0.0,
     )
+
+
+def trtllm_moe_allreduce_fusion(
+    world_size: int,
+    world_rank: int,
+    token_num: int,
+    hidden_dim: int,
+    workspace_ptrs: torch.Tensor,
+    launch_with_pdl: bool,
+    residual_in: torch.Tensor,
+    rms_gamma: torch.Tensor,
+    rms_eps: float,
+    scale_factor: float,
+    moe_reduction_device_num_experts: int,
+    moe_reduction_scale_input: torch.Tensor,
+    moe_reduction_active_experts_token_input: torch.Tensor,
+    moe_reduction_token_input: torch.Tensor,
+    layout_code: int | None,
+    moe_allreduce_out: torch.Tensor | None,
+    residual_out: torch.Tensor | None,
+    norm_out: torch.Tensor | None,
+    quant_out: torch.Tensor | None,
+    scale_out: torch.Tensor | None,
+) -> None:
+    """Add the experts of each token, then sum over the ranks and normalise, in flat tensors.
+
+    Args:
+        world_size, world_rank: as the workspace has.
+        token_num, hidden_dim: shape of the outputs.
+        workspace_ptrs: the tensor of :func:`trtllm_create_ipc_workspace_for_all_reduce_fusion` itself.
+        moe_allreduce_out: receives the sum over the ranks, optional.
+        norm_out: required.
+        residual_out: optional.
+        scale_factor, layout_code: ignored without ``quant_out``.
+        quant_out, scale_out: FP4 outputs, which must be ``None``.
+
+    Other arguments are those of :func:`allreduce_fusion`.
+
+    Raises:
+        ValueError: invalid sizes or an unknown workspace, and errors of :func:`allreduce_fusion`.
+        TypeError, GroupError: as :func:`allreduce_fusion` does.
+        UnsupportedError: an FP4 output.
+    """
+    op = "trtllm_moe_allreduce_fusion"
+    if quant_out is not None or scale_out is not None:
+        raise UnsupportedError(f"{op}: quant_out: got a tensor, wanted None: there are no FP4 outputs")
+    _fuse_experts(
+        op,
+        AllReduceFusionPattern.kMoEReductionARResidualRMSNorm,
+        _view(op, "moe_reduction_token_input", moe_reduction_token_input, token_num, hidden_dim),
+        (world_size, world_rank, token_num, hidden_dim),
+        workspace_ptrs,
+        launch_with_pdl,
+        {
+            "output": moe_allreduce_out,
+            "residual_in": residual_in,
+            "residual_out": residual_out,
+            "norm_out": _required(op, "norm_out", norm_out),
+        },
+        rms_gamma=rms_gamma,
+        rms_eps=rms_eps,
+        moe_reduction_device_num_experts=moe_reduction_device_num_experts,
+        moe_reduction_scale_input=moe_reduction_scale_input,
+        moe_reduction_active_experts_token_input=moe_reduction_active_experts_token_input,
+    )
+
+
+def trtllm_moe_finalize_allreduce_fusion(
+    allreduce_in: torch.Tensor,
+    residual_in: torch.Tensor,
+    norm_weight: torch.Tensor,
+    expanded_idx_to_permuted_idx: torch.Tensor,
+    norm_out: torch.Tensor,
+    residual_out: torch.Tensor,
+    workspace_ptrs: torch.Tensor,
+    launch_with_pdl: bool,
+    world_rank: int,
+    world_size: int,
+    eps: float,
+    shared_expert_output: torch.Tensor | None,
+    expert_scale_factor: torch.Tensor | None,
+) -> None:
+    """Add the experts' rows of each token, then sum over the ranks and normalise.
+
+    Args:
+        allreduce_in: ``[..., hidden]``, contiguous: the experts' rows.
+        residual_in, residual_out, norm_out: ``[tokens, hidden]``.
+        norm_weight, eps: ``rms_gamma`` and ``rms_eps`` of :func:`allreduce_fusion`.
+        workspace_ptrs: the tensor of :func:`trtllm_create_ipc_workspace_for_all_reduce_fusion` itself.
+        world_rank, world_size: as the workspace has.
+
+    Other arguments are those of :func:`allreduce_fusion`.
+
+    Raises:
+        ValueError: invalid sizes or an unknown workspace, and errors of :func:`allreduce_fusion`.
+        TypeError, GroupError: as :func:`allreduce_fusion` does.
+    """
+    op = "trtllm_moe_finalize_allreduce_fusion"
+    check_dims(op, "residual_in", residual_in, 2)
+    check_tensor(op, "allreduce_in", allreduce_in)
+    tokens, hidden = residual_in.shape
+    rows = allreduce_in.numel() // max(1, hidden)
+    _fuse_experts(
+        op,
+        AllReduceFusionPattern.kMoEFinalizeARResidualRMSNorm,
+        _view(op, "allreduce_in", allreduce_in, rows, hidden),
+        (world_size, world_rank, tokens, hidden),
+        workspace_ptrs,
+        launch_with_pdl,
+        {"residual_in": residual_in, "residual_out": residual_out, "norm_out": norm_out},
+        rms_gamma=norm_weight,
+        rms_eps=eps,
+        expanded_idx_to_permuted_idx=expanded_idx_to_permuted_idx,
+        expert_scale_factor=expert_scale_factor,
+        shared_expert_output=shared_expert_output,
+    )
+
+
+def _fuse_experts(
+    op: str,
+    pattern: AllReduceFusionPattern,
+    x: torch.Tensor,
+    sizes: tuple[int, int, int, int],
+    workspace_ptrs: torch.Tensor,
+    launch_with_pdl: bool,
+    flat: dict[str, torch.Tensor | None],
+    **options: Any,
+) -> None:
+    """Call :func:`allreduce_fusion` with tensors of any shape. ``sizes`` are ranks, rank, tokens and columns."""
+    size, rank, tokens, hidden = sizes
+    check_tensor(op, "workspace_ptrs", workspace_ptrs)
+    workspace = _workspace(op, "workspace_ptrs", workspace_ptrs.data_ptr())
+    _check_group(op, workspace, size, rank)
+    shaped: dict[str, Any] = {
+        name: None if tensor is None else _view(op, name, tensor, tokens, hidden) for name, tensor in flat.items()
+    }
+    allreduce_fusion(x, workspace, pattern, launch_with_pdl, **shaped, **options)
 
 
 def trtllm_custom_all_reduce(

@@ -41,6 +41,13 @@ NORM_PATTERNS = {
     _Pattern.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant: (GROUP, True),
 }
 
+# Pattern -> that of the sum over experts, which is computed first.
+EXPERT_PATTERNS = {
+    _Pattern.kMoEReductionARResidualRMSNorm: _Pattern.kARResidualRMSNorm,
+    _Pattern.kMoEFinalizeARResidualRMSNorm: _Pattern.kARResidualRMSNorm,
+    _Pattern.kMoEFinalizeARResidualRMSNormFP8Quant: _Pattern.kARResidualRMSNormFP8Quant,
+}
+
 
 def allreduce_fusion(
     input: torch.Tensor,
@@ -91,11 +98,19 @@ def allreduce_fusion(
 
     With ``Out`` in its name, a pattern also writes ``norm_out``.
 
+    With experts, a kernel before the all-reduce adds the rows of each token in float32, and rounds the sum once:
+
+    - ``MoEFinalize``: ``sum over j of expert_scale_factor[t, j] * input[expanded_idx_to_permuted_idx[t, j]]``, plus
+      ``shared_expert_output[t]``;
+    - ``MoEReduction``: ``sum over e of moe_reduction_scale_input[e, t] *
+      moe_reduction_active_experts_token_input[e, t]``, plus ``input[t]``.
+
     Args:
         input: ``[tokens, hidden]``, contiguous, float32, float16 or bfloat16. Shape and dtype are equal on all
-            ranks, and the workspace is on its device.
+            ranks, and the workspace is on its device. ``MoEFinalize`` reads ``[rows, hidden]`` with a row for each
+            element of ``expanded_idx_to_permuted_idx`` or more, and outputs then have its tokens.
         workspace: of :func:`create_allreduce_fusion_workspace`.
-        pattern: of :class:`AllReduceFusionPattern`, without FP4 and experts.
+        pattern: of :class:`AllReduceFusionPattern`, without FP4.
         launch_with_pdl: let the kernel start before the one before it ends, on Hopper and newer.
         output: like ``input``: the sum. With the norm it is optional, without it is allocated by default.
         residual_out, norm_out: like ``input``, allocated by default. Each output may be ``input`` or
@@ -113,9 +128,16 @@ def allreduce_fusion(
         block_quant_group_size: columns of a group: a power of two, from 16 bytes of ``input`` to 512, that divides
             ``hidden``.
         weight_bias: added to ``rms_gamma``: 1 for Gemma.
-        trigger_completion_at_end, use_oneshot, fp32_acc, layout_code: change no result and are ignored.
-
-    Other arguments belong to patterns that are not served.
+        moe_reduction_device_num_experts: number of experts.
+        moe_reduction_scale_input: ``[experts, tokens]`` in any shape, contiguous.
+        moe_reduction_active_experts_token_input: ``[experts, tokens, hidden]`` in any shape, contiguous, of
+            ``input``'s dtype.
+        moe_reduction_token_input: ``[tokens, hidden]``, by default ``input``.
+        expanded_idx_to_permuted_idx: ``[tokens, top_k]``, int32, rows of ``input``. Negative ones add nothing.
+        expert_scale_factor: ``[tokens, top_k]``, by default ones.
+        shared_expert_output: ``[tokens, hidden]``, of ``input``'s dtype, optional.
+        trigger_completion_at_end, use_oneshot, fp32_acc, layout_code, moe_finalize_backend: change no result and are
+            ignored.
 
     Returns:
         ``quant_out`` of a pattern that quantises, else ``norm_out``, or the sum for ``kAllReduce``.
@@ -124,7 +146,7 @@ def allreduce_fusion(
         ValueError: invalid shapes or devices, an input that does not fit, partial overlap, a missing tensor,
             a destroyed workspace, or an unknown pattern. Nothing was sent.
         TypeError: invalid dtypes.
-        UnsupportedError: a pattern with FP4 or experts.
+        UnsupportedError: a pattern with FP4.
         GroupError: an earlier call of the workspace failed, see ``workspace.check()``. On the CPU, this call.
         GradientError: a tensor requires a gradient.
     """
@@ -132,6 +154,23 @@ def allreduce_fusion(
     check_tensor(op, "input", input)
     if not isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
         raise TypeError(f"{op}: workspace: got {type(workspace).__name__}, wanted TRTLLMAllReduceFusionWorkspace")
+    if after := EXPERT_PATTERNS.get(AllReduceFusionPattern(pattern)):
+        from . import _experts  # loads the experts' family
+
+        if pattern == AllReduceFusionPattern.kMoEReductionARResidualRMSNorm:
+            tokens = input if moe_reduction_token_input is None else moe_reduction_token_input
+            input = _experts.reduced(
+                op,
+                tokens,
+                moe_reduction_device_num_experts,
+                moe_reduction_scale_input,
+                moe_reduction_active_experts_token_input,
+            )
+        else:
+            input = _experts.finalized(
+                op, input, expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output
+            )
+        pattern = after
     quant = group = 0
     scale: tuple[float, torch.Tensor | None] = (1.0, None)
     result: torch.Tensor
@@ -156,7 +195,7 @@ def allreduce_fusion(
         result = norm_out if quant_out is None else quant_out  # type: ignore[assignment] # one of them is a tensor
     else:
         name = AllReduceFusionPattern(pattern).name
-        raise UnsupportedError(f"{op}: pattern: got {name}, wanted one without FP4 and experts")
+        raise UnsupportedError(f"{op}: pattern: got {name}, wanted one without FP4")
     try:
         _allreduce(
             input,

@@ -459,7 +459,7 @@ def test_invalid_arguments(device):
     }.items():
         refused(text, TypeError, device=device, **change)
     for number, name in ((3, "FP4Quant"), (5, "OutFP4Quant")):
-        with pytest.raises(UnsupportedError, match=f"got kARResidualRMSNorm{name}, wanted one without FP4 and experts"):
+        with pytest.raises(UnsupportedError, match=f"got kARResidualRMSNorm{name}, wanted one without FP4"):
             allreduce_fusion(torch.ones(2, 8, device=device), one, number)
     with pytest.raises(ValueError, match="99 is not a valid AllReduceFusionPattern"):
         allreduce_fusion(torch.ones(2, 8, device=device), one, 99)
