@@ -18,6 +18,7 @@ import torch
 
 from ._attention.arguments import LAYOUTS, PagedCache, caches_of
 from ._attention.merge import merge_state, merge_state_in_place, merge_states
+from ._attention.plan import NoCopies
 from ._attention.segments import variable_length_merge_states
 from ._ops.arguments import check_equal, check_items, check_planned
 from ._ops.indices import index_tables
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 
-class MultiLevelCascadeAttentionWrapper:
+class MultiLevelCascadeAttentionWrapper(NoCopies):
     """Attention of requests with shared prefixes. Each shared part is read once for all of its requests.
 
     Level 0 holds the keys that most requests share, the last level the keys of single requests. Every level
@@ -217,7 +218,7 @@ class MultiLevelCascadeAttentionWrapper:
     forward = run
 
 
-class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
+class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(NoCopies):
     """Decode of requests that all share their first keys.
 
     The shared keys and values are tensors. All other keys are in a paged cache. Deprecated in favour of
@@ -302,7 +303,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
         """Do nothing. Callers of older interfaces use it."""
 
 
-class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
+class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(NoCopies):
     """Prefill of requests that all share their first keys.
 
     The shared keys and values are tensors. All other keys are in a paged cache. Deprecated in favour of

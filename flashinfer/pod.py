@@ -12,6 +12,7 @@ import torch
 from torch.compiler import is_compiling
 
 from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, logits_of
+from ._attention.plan import NoCopies
 from ._attention.scales import Scale
 from ._ops.arguments import check_no_extra, check_none, check_planned
 from ._ops.numbers import check_option
@@ -24,7 +25,7 @@ __all__ = ["PODWithPagedKVCacheWrapper"]
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-class PODWithPagedKVCacheWrapper:
+class PODWithPagedKVCacheWrapper(NoCopies):
     """Prefill of one request (``_p``) and decode of a batch over a paged cache (``_d``) in one call.
 
     On CUDA the two run on two streams, so each uses the multiprocessors and bandwidth that the other leaves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -20,6 +20,15 @@ from .masks import NO_MASKS, MaskTensors
 from .operators import Operators
 from .signature import CallArguments, Parameters
 from .tables import Batch
+
+
+class NoCopies:
+    """Base of all wrappers. Copies and pickles are refused, because they would share the plan and the workspaces."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse ``copy.copy``, ``copy.deepcopy`` and ``pickle``."""
+        name = type(self).__name__
+        raise TypeError(f"{name}: got a copy of a wrapper, wanted a new one: two wrappers would share one plan")
 
 
 class Cut(NamedTuple):
@@ -207,11 +216,6 @@ def as_shape(sizes: Sequence[int]) -> torch.Tensor:
 def from_shape(carrier: torch.Tensor) -> list[int]:
     """Return the sizes that :func:`as_shape` stored."""
     return [size - offset for size, offset in zip(carrier.shape[1:], _OFFSETS, strict=False)]
-
-
-def refuse_copies(name: str) -> NoReturn:
-    """Raise the error of ``copy.copy``, ``copy.deepcopy`` and ``pickle`` of a wrapper."""
-    raise TypeError(f"{name}: got a copy of a wrapper, wanted a new one: two wrappers would share one plan")
 
 
 def check_inputs(

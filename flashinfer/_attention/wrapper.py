@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
@@ -27,7 +27,7 @@ from .bound import Result
 from .events import Events
 from .lists import Scheduler
 from .operators import call, custom_operators
-from .plan import Plan, check_inputs, from_shape, refuse_copies, results_of
+from .plan import NoCopies, Plan, check_inputs, from_shape, results_of
 from .planner import Planner
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import CallArguments, Parameters
@@ -36,7 +36,7 @@ from .streams import LastRun
 _SLOPES = "maybe_alibi_slopes"
 
 
-class BatchWrapper(Planner):
+class BatchWrapper(NoCopies, Planner):
     """A batch of requests with one plan; see the public wrappers."""
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
@@ -67,10 +67,6 @@ class BatchWrapper(Planner):
             self._needs_slopes = _SLOPES in self._own[0]
         self._last_run, self._events = LastRun(), Events()
         self._forget_plan()
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse copies: they would share the plan and the workspaces."""
-        refuse_copies(self._name)
 
     @property
     def is_cuda_graph_enabled(self) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from .._attention.arguments import no_gradient, rows_of
 from .._attention.lists import Scheduler
-from .._attention.plan import refuse_copies
+from .._attention.plan import NoCopies
 from .._attention.request import cached_by_value
 from .._attention.signature import HostTables, PlanNumbers
 from .._attention.streams import LastRun
@@ -48,7 +48,7 @@ class Plan:
     pages: int  # number of pages that tables on the host name
 
 
-class MlaWrapper:
+class MlaWrapper(NoCopies):
     """Batch of requests with one plan; see the public wrappers."""
 
     def __init__(
@@ -69,10 +69,6 @@ class MlaWrapper:
             self._buffers = {name: self._buffer(name, buffer) for name, buffer in buffers.items()}
         self._last_run, self._events = LastRun(), Attached()
         self._planned: Plan | None = None
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse copies: they would share the plan and the workspaces."""
-        refuse_copies(self._name)
 
     def _buffer(self, name: str, buffer: torch.Tensor | None) -> torch.Tensor:
         checked = check_vector(self._name, name, buffer, torch.int32)

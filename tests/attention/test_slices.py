@@ -145,6 +145,33 @@ def test_sinks(device):
     assert_near(wrapper.run(q, batch.paged.cache, sinks, DIM**-0.5), want)
 
 
+def test_pod(device):
+    batch = Sliced(device)
+    wrapper = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
+    wrapper.plan(*batch.tables("cpu"), *SHAPE)
+    q, q_p = (drawn((rows, HEADS, DIM), torch.float16, device) for rows in (len(batch.own_lens), 5))
+    k, v = (drawn((9, KV_HEADS, DIM), torch.float16, device) for _ in "kv")
+    got_p, got = wrapper.run(q_p, k, v, q, batch.paged.cache, causal_p=True)
+    assert_near(got_p, batch_attention(q_p, [5], [(k, v)], causal=True)[0])
+    assert_near(got, batch_attention(q, [1] * len(q), batch.requests)[0])
+
+
+def test_cascade(device):
+    """Both levels have slices. The first level has the same six keys for all requests."""
+    batch = Sliced(device)
+    count, cache = len(batch.own_lens), batch.paged.cache.nan_to_num(0.5)
+    q = drawn((count, HEADS, DIM), torch.float16, device)
+    shared = int32([5, 7]), int32([-1] * 5 + [2, 0]), int32([2])
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device))
+    tables = [list(level) for level in zip(shared, batch.tables("cpu"), strict=True)]
+    wrapper.plan([int32([0, count]), indptr_of([1] * count)], *tables, *SHAPE)
+    k, v = (cache[[2, 0], i].flatten(0, 1)[: PAGE + 2] for i in range(2))
+    requests = [(torch.cat([k, own_k]), torch.cat([v, own_v])) for own_k, own_v in batch.requests]
+    want = batch_attention(q, [1] * count, requests)[0]
+    assert bool(want.isfinite().all())
+    assert_near(wrapper.run(q, cache), want)
+
+
 def test_batch_attention(device):
     batch = Sliced(device)
     wrapper = flashinfer.BatchAttention("NHD")

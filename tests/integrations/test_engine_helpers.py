@@ -15,8 +15,7 @@ from packaging.version import Version
 
 import flashinfer
 from flashinfer import env, utils
-from flashinfer._compat.autotuner import _collect_metadata
-from flashinfer.autotuner import AutoTuner, autotune, autotune_v2, autotune_v2_reload
+from flashinfer.autotuner import AutoTuner, _collect_metadata, autotune, autotune_v2, autotune_v2_reload
 from flashinfer.fused_moe.utils import get_hybrid_num_tokens_buckets
 from flashinfer.testing import bench_gpu_time
 
