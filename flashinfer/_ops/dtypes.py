@@ -33,6 +33,7 @@ ELEMENTS = (
     Element("float64", 64, "float", "f64", 12),
     Element("int64", 64, "int", "i64", 5),
     Element("int32", 32, "int", "i32", 4),
+    Element("int16", 16, "int", "i16", 14),
     Element("int8", 8, "int", "i8", 13),
     Element("uint32", 32, "int", "u32", 11),
     Element("uint16", 16, "int", "u16", 10),
