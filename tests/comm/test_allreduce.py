@@ -395,6 +395,24 @@ def test_ten_thousand_replays(device, make_group):
     assert all((workspace._state[:EPOCH_WORDS] == 20_000).all() for workspace in group.workspaces)
 
 
+def test_every_eager_call_is_counted(device, make_group):
+    """With programmatic launch, a kernel starts while the one before it still counts its call."""
+    count = 5_000 if device == "cuda" else 200
+    group = make_group(2, 1, 4096, torch.bfloat16)
+    parts = drawn(2, 1, 4096, torch.bfloat16, device)
+    outs = [filled(x) for x in parts]
+
+    def body(rank: int, workspace: Any) -> None:
+        for number in range(count):
+            allreduce_fusion(parts[rank], workspace, SUM, True, output=outs[rank])
+            group.bound_launches(rank, number)
+
+    group.run(body)
+    for out in outs:
+        assert_same_bits(out, summed(parts))
+    assert all((workspace._state[:EPOCH_WORDS] == count).all() for workspace in group.workspaces)
+
+
 def test_compiled(device, cold_dynamo):
     """One graph, in place: the operator's order and its table reach the kernel."""
     workspace = one_rank(device)

@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   }
   wait_for_inputs();
   let_next_start();
-  const uint32_t epoch = p.group.state->epoch[blockIdx.x];
-  Failure failure = p.group.state->failed != 0u ? kFailedBefore : 0;
+  const uint32_t epoch = call_number(p);
+  Failure failure = earlier_failure(p);
   const bool sends = failure == 0;  // words of a failed call must not meet those of a later one
   const uint32_t slot = epoch % kSlots * p.slot_parts;
   send_headers(p, ranks, epoch, sends);

@@ -29,6 +29,16 @@ __device__ __forceinline__ CallHeader header_in(const uint4& v) { return {v.x, v
 using Failure = uint32_t;
 constexpr Failure kFailedBefore = 1u << 31;
 
+// Returns the number of this call. The load passes by the L1: under programmatic launch, a CTA of the call before may
+// have left a line there whose words other SMs have advanced since (seen on an H100: 7 of 5,000 calls).
+__device__ __forceinline__ uint32_t call_number(const AllReduceParams& p) {
+  return ptx::load_relaxed_sys(&p.group.state->epoch[blockIdx.x]);
+}
+
+__device__ __forceinline__ Failure earlier_failure(const AllReduceParams& p) {
+  return ptx::load_relaxed_sys(&p.group.state->failed) != 0u ? kFailedBefore : 0;
+}
+
 // Records an error in the workspace's state, where it ends all other waits.
 __device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError error, int rank) {
   const bool is_first = atomicCAS(&p.group.state->failed, 0u, static_cast<uint32_t>(error)) == 0u;
@@ -70,7 +80,7 @@ __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint64_t no
 // aborts, or the time is over. The first look sets the deadline.
 __device__ __forceinline__ Failure look_around(const AllReduceParams& p, int sender, uint32_t epoch,
                                                uint64_t& deadline) {
-  if (*reinterpret_cast<volatile uint32_t*>(&p.group.state->failed) != 0u) return kFailedBefore;
+  if (const Failure before = earlier_failure(p)) return before;
   const uint4 theirs = ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, sender, epoch));
   if (has_arrived(theirs) && !is_same(header_in(theirs), header_of(p, epoch)))
     return fail(p, CommError::kMismatch, sender);
