@@ -104,11 +104,14 @@ def gate(
         return numbers(function, "g", g, dtype)
     A_log = check_present(function, "A_log", A_log, "a tensor for use_gate_in_kernel")
     g = check_present(function, "g", g, "a tensor for use_gate_in_kernel")
-    for name, tensor in (("g", g), ("A_log", A_log), ("dt_bias", dt_bias)):
+    check_floats(function, "g", g)
+    heads = g.shape[-1:]
+    for name, tensor in (("A_log", A_log), ("dt_bias", dt_bias)):
         if tensor is not None:
             check_floats(function, name, tensor)
-    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype)
-    return (-A_log.to(dtype).exp() * torch.nn.functional.softplus(raw)).contiguous()
+            check_table(function, name, tensor, heads)
+    raw = g.to(dtype) if dt_bias is None else g.to(dtype) + dt_bias.to(dtype).reshape(heads)
+    return (-A_log.to(dtype).reshape(heads).exp() * torch.nn.functional.softplus(raw)).contiguous()
 
 
 def row_gate(

@@ -122,6 +122,24 @@ def test_gates_in_the_kernel(device):
     check(result, oracle(**wide(plain), l2norm=True), torch.float32)
 
 
+@pytest.mark.parametrize("argument", ["A_log", "dt_bias"])
+@pytest.mark.parametrize("function", [delta_rule.chunk_gated_delta_rule, delta_rule.fused_recurrent_gated_delta_rule])
+def test_tables_of_gates_are_those_of_heads(function, argument, device):
+    """With as many tokens as heads, a column would have been the number of a token, not of a head."""
+    given = inputs(torch.float32, device, tokens=6, value_heads=6)
+    tables = {name: torch.randn(6, device=device) - 1 for name in ("A_log", "dt_bias")}
+
+    def call(**other: torch.Tensor) -> torch.Tensor:
+        return function(**given, use_gate_in_kernel=True, **tables | other)[0]
+
+    want = call()
+    for column in (tables[argument][:, None], tables[argument].view(1, 6, 1)):
+        assert call(**{argument: column}).equal(want)
+    for size in (1, 5, 12):
+        with pytest.raises(ValueError, match=rf"{function.__name__}: {argument}: got shape \[{size}\], wanted \[6\]"):
+            call(**{argument: torch.ones(size, device=device)})
+
+
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_no_tokens_and_no_sequences(tokens, device):
     given = inputs(torch.float32, device, tokens=1)
