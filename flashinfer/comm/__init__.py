@@ -1,16 +1,17 @@
 """Collectives between GPUs of one host, and names of FlashInfer that engines import without a guard.
 
-``create_allreduce_fusion_workspace`` makes the memory that ranks share. ``allreduce_fusion`` is the all-reduce, alone or
-with residual, RMSNorm and FP8 quantisation. ``reduce_scatter`` and ``all_gather`` are its halves. Functions of
-FlashInfer 0.2.7 call them. Enumerations have FlashInfer's values.
+The submodules ``allreduce`` and ``workspace`` have the all-reduce, alone or with residual, RMSNorm and FP8 quantisation.
+Engines switch fusion on if this package exports ``allreduce_fusion`` and ``create_allreduce_fusion_workspace``. It does
+not until the kernels ran on several GPUs. Other functions of FlashInfer 0.2.7 raise ``UnsupportedError``. Enumerations
+have FlashInfer's values.
 """
 
 from __future__ import annotations
 
-from . import allreduce, cuda_ipc, mnnvl, shares, trtllm_ar, vllm_ar, workspace
+from . import mnnvl, trtllm_ar, vllm_ar
 
 # FlashInfer also has every name of the submodules here.
-_modules = (allreduce, cuda_ipc, mnnvl, shares, trtllm_ar, vllm_ar, workspace)
-globals().update({name: getattr(module, name) for module in _modules for name in module.__all__})
+for _module in (mnnvl, trtllm_ar, vllm_ar):
+    globals().update({name: getattr(_module, name) for name in _module.__all__})
 
-__all__ = sorted(name for module in _modules for name in module.__all__)
+__all__ = sorted([*mnnvl.__all__, *trtllm_ar.__all__, *vllm_ar.__all__])

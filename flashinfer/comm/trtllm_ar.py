@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from . import _codes, _trtllm
+from .._compat.refused import declare
+from . import _codes
 from ._codes import *  # noqa: F403
-from ._trtllm import *  # noqa: F403
-from ._trtllm import LamportTokenNumThreshold as LamportTokenNumThreshold
 
-__all__ = sorted([*_codes.__all__, *_trtllm.__all__])
+__all__ = sorted([*_codes.__all__, *declare(globals())])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from . import _vllm
-from ._vllm import *  # noqa: F403
+from .._compat.refused import declare
 
-__all__ = _vllm.__all__
+__all__ = declare(globals())
