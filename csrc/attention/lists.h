@@ -40,7 +40,7 @@ struct PlanLayout {
   }
 };
 
-// Returns the first place of a table after `used` elements: the next multiple of 16 bytes.
+// Returns the offset of a table after `used` elements: the next multiple of 16 bytes.
 constexpr int64_t aligned_place(int64_t used) { return (used + 3) / 4 * 4; }
 
 // The device of all tensors of a call, which the first tensor defines.

@@ -203,8 +203,8 @@ inline PlanRequest plan_request(const Check& check, const PlanTables& given, con
   return request;
 }
 
-// Append kv_indptr and the used kv_indices to the lists, so that one copy brings all to the device. Nothing is written
-// if the buffer has no room: the caller knows the size, too.
+// Append kv_indptr and the used kv_indices to the lists, so that one copy brings all to the device. Write nothing if
+// the buffer has no room: the caller computes the same size.
 inline void append_tables(const Check& check, const View& buffer, const PlanTables& given, const BatchLengths& batch) {
   const HostTable offsets(check, given.kv_indptr, "kv_indptr"), pages(check, given.kv_indices, "kv_indices");
   int32_t* data = plan_header(check, buffer);

@@ -30,7 +30,7 @@ class Kernels(NamedTuple):
 
     operators: Operators
     tile_rows: int
-    workers: int  # CTAs that run concurrently, of one key head
+    workers: int  # CTAs of one key head that run concurrently
 
 
 @lru_cache(maxsize=256)
@@ -64,7 +64,7 @@ def _operators(shape: Shape, q_len: int, masks_drafts: bool, device: torch.devic
 def _limits(
     operators: Operators, shape: Shape, q_len: int, device: torch.device, tile_rows: int = 0
 ) -> tuple[int, int]:
-    """Return rows of a tile and workers. A plan of one request on the host says them, without a tensor on the device."""
+    """Return the rows of a tile and the number of workers, from a plan of one request on the host."""
     header = torch.empty(_HEADER, dtype=torch.int32, device="cpu")
     numbers = shape.plan_numbers(0, -1, device.index or 0, 0, 0, tile_rows).tensor()
     queries = torch.tensor([0, q_len], dtype=torch.int32, device="cpu")
@@ -75,7 +75,7 @@ def _limits(
 
 
 class Places(NamedTuple):
-    """Places in the workspace of a schedule, in bytes, and sizes of its lists."""
+    """Offsets in the workspace of a schedule, in bytes, and sizes of its lists."""
 
     max_items: int
     max_merges: int
@@ -130,13 +130,13 @@ def schedule(
     window_left: int,
     sm_scale: torch.Tensor | None,
 ) -> Schedule:
-    """Make the schedule of a batch in a workspace, for the runs until the next schedule there.
+    """Make the schedule of a batch in a workspace. Runs use it until the next schedule overwrites it.
 
     Args:
         op: the function to name in errors.
         workspace: bytes, contiguous.
         shape, kernels: the runs, and their kernels.
-        seq_lens: ``[batch_size]`` int32, keys of each request. Others than 0 to ``most_keys`` count as the nearer bound.
+        seq_lens: ``[batch_size]`` int32, keys of each request. Values are clamped to 0 and ``most_keys``.
         qo_indptr: ``[batch_size + 1]`` int32, first queries of the requests, or ``None`` for ``q_len`` queries of each.
         num_tokens, q_len: queries of all requests, and the most of one.
         table_stride: entries of the page table from one request to the next.

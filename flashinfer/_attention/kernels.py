@@ -101,7 +101,10 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
 
 
 def fastest(call: CallProperties) -> str:
-    """Return the kernels of the GPU's arch if they serve the call and exist or can be built, else the portable ones."""
+    """Return the kernels of the GPU's arch if they serve the call and can be loaded or built.
+
+    Otherwise return the portable kernels.
+    """
     archs = kernels_for_archs(call.family)
     serving = (kernels for kernels in archs if call.why_not(kernels) is None and _can_be_loaded(call, kernels))
     return next(serving, call.device.type)

@@ -102,7 +102,7 @@ class HostPlan(NamedTuple):
     numbers: PlanNumbers
     batch_size: int
     bounds: Bounds | None
-    tables_at: int  # place of kv_indptr and kv_indices after the lists, 0 without them
+    tables_at: int  # offset of kv_indptr and kv_indices after the lists, 0 without them
     end: int  # elements in use
     extent: list[int]  # end and start of queries, pages or rows of keys, the first and last offset of keys
 
@@ -320,7 +320,7 @@ class Scheduler:
 
 
 def _aligned(used: int) -> int:
-    """Return the first place of a table after ``used`` elements: the next multiple of 16 bytes."""
+    """Return the offset of a table after ``used`` elements: the next multiple of 16 bytes."""
     return (used + 3) // 4 * 4
 
 

@@ -37,11 +37,11 @@ class Queries(NamedTuple):
 
     longest: int  # of one request
     indptr: torch.Tensor | None = None  # [batch_size + 1] int32; None: each request has `longest`
-    mask: torch.Tensor | None = None  # bits of the pairs of them, see draft_mask.h; None: causal
+    mask: torch.Tensor | None = None  # bits of pairs of queries, see draft_mask.h; None: causal
 
 
 def halves_of(op: str, kv_cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values of a cache: a pair, or one tensor of both, or of one that is both."""
+    """Return keys and values of a cache: a pair, or one tensor. With one entry per page, the keys are the values too."""
     if isinstance(kv_cache, torch.Tensor):
         bind(op, kv_cache=(kv_cache, "_ _ _ _ _"))
         if kv_cache.shape[1] not in (1, 2):
@@ -163,7 +163,7 @@ def _factor(op: str, name: str, scale: float | torch.Tensor, device: torch.devic
 
 
 def _flat(tables: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the page table as a vector, and the elements from one row to the next."""
+    """Return the page table as a vector, and the stride of its rows in elements."""
     (rows, columns), stride = tables.shape, tables.stride(0)
     if rows < 2 or stride == columns:
         return tables.reshape(-1), columns

@@ -52,7 +52,7 @@ class Planner(EngineContract):
         self._former: dict[Options, Plan] = {}  # the last plan per options. The next one reuses its bound calls.
         self._bound: Bound | None = None  # bound calls of the plan, for eager mode
         self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
-        # Kernels and numbers of the last plan, by what they follow from. The next plan usually has the same.
+        # Kernels and numbers of the last plan, each with its inputs. The next plan usually has the same inputs.
         self._chosen: tuple[tuple[Any, ...], tuple[CallProperties, str, int], Operators | None] | None = None
         self._plan_numbers: tuple[tuple[Any, ...], PlanNumbers] | None = None
 

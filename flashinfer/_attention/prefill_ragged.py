@@ -112,7 +112,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
                 max_sequence_kv=max_sequence_kv,
             )  # fmt: skip
         shape, run_shape = kind.shape, None
-        # No kernel has float64, which is there to check gradients in: planned like float32, run by differentiable().
+        # float64 has no kernel and serves checks of gradients. Plan as for float32; differentiable() runs it.
         is_wide = shape.dtype_q is torch.float64 and shape.dtype_kv is shape.dtype_o is torch.float64
         if is_wide and self.device.type == "cpu" and self._custom is None:
             narrow = shape._replace(dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)

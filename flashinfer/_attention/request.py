@@ -107,7 +107,7 @@ def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
 def key_tables(
     scheduler: Scheduler, host_plan: HostPlan, tables: Tables, request: PlanRequest
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return offsets and indices that kernels read. Copy all tables to buffers of captured graphs, later."""
+    """Return offsets and indices that kernels read. ``tables.commit()`` fills the buffers of captured graphs."""
     queries, _, indptr, indices, last = request.tables
     qo_buffer, indptr_buffer, indices_buffer, last_buffer = request.buffers
     if qo_buffer is not None and queries is not None:

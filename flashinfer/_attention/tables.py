@@ -90,7 +90,7 @@ class Tables:
     def to_device(
         self, name: str, buffer: torch.Tensor | None, x: torch.Tensor, used: int | None = None
     ) -> torch.Tensor:
-        """Return the first ``used`` elements of ``x`` where kernels read them, all by default."""
+        """Return the memory from which kernels read the first ``used`` elements of ``x``, by default all."""
         count, given = x.numel(), x
         if used is not None and used < count:
             count, given = used, x[:used]

@@ -25,7 +25,7 @@ def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32)
         TypeError: no integers.
         ValueError: no dense vector, or a value that :func:`narrowed` rejects.
     """
-    # The usual table, which plans get in each step.
+    # Plans get such a table in each step.
     if (
         type(x) is torch.Tensor and x.dtype is dtype and x.dim() == 1 and x.layout is torch.strided
         and x.is_contiguous() and not x.is_meta

@@ -186,10 +186,11 @@ def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
 
 
 def _started_by(cxx: str) -> Iterator[tuple[str, str]]:
-    """Yield the assembler and the linker on ``PATH``, which the compiler starts by name, if they are not of its folder.
+    """Yield the assembler and the linker on ``PATH`` if they are not in the compiler's folder.
 
-    Those of its folder come with it, as the headers of the system do. A compiler with programs of its own never starts
-    others. They enter its key all the same, because only a question to each compiler would tell.
+    A compiler starts them by name. Programs in its own folder change together with it. A compiler may have an own
+    assembler and linker elsewhere and never start these. They enter its key nevertheless: only a call of each compiler
+    would tell.
     """
     for name in ("as", "ld"):
         found, folder = shutil.which(name), os.path.dirname

@@ -1,4 +1,4 @@
-// Schedules from tensors of lengths on CUDA, by one CTA. A thread has the requests of a contiguous range.
+// Schedules from tensors of lengths on CUDA, by one CTA. A thread serves a contiguous range of requests.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct BlockOfThreads {
       const Sums left{__shfl_up_sync(kAllLanes, ends.a, apart), __shfl_up_sync(kAllLanes, ends.b, apart)};
       if (lane() >= apart) ends.a += left.a, ends.b += left.b;
     }
-    __syncthreads();  // the sums before may still be read
+    __syncthreads();  // other threads may still read the previous sums
     if (lane() == 31) memory.sums[thread() / 32] = ends;
     __syncthreads();
     Sums earlier{0, 0};

@@ -1,8 +1,8 @@
 // Draws without filters from rows whose chunk sums do not fit into shared memory.
 //
-// A warp of the cluster computes the chunk sums of a segment of adjacent chunks, again in each pass: for the largest
-// logit, for the largest chunk sum, for the total of each segment, and for the chunk of a draw. Totals are integers, so
-// segments change no bit of them: the draws are those of unfiltered.cuh.
+// A segment is a run of adjacent chunks. One warp of the cluster computes its chunk sums, again in each pass. The
+// passes find the largest logit, the largest chunk sum, the total of each segment, and the chunk of a draw. Totals are
+// integers, so the split into segments changes no bit: the draws are those of unfiltered.cuh.
 #pragma once
 
 #include <flashinfer/cuda/sampling/launch.cuh>
