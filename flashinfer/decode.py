@@ -56,7 +56,15 @@ __all__ = [
 ]
 
 # FlashInfer has these names here too. Other families are imported when they are used.
-__getattr__ = elsewhere(__name__, {"BatchDecodeMlaWithPagedKVCacheWrapper": "mla", "get_seq_lens": "page"})
+__getattr__ = elsewhere(
+    __name__,
+    {
+        "BatchDecodeMlaWithPagedKVCacheWrapper": "mla",
+        "get_seq_lens": "page",
+        "trtllm_batch_decode_with_kv_cache": "xqa",
+        "xqa_batch_decode_with_kv_cache": "xqa",
+    },
+)
 
 _TABLES = ("indptr", "indices", "last_page_len")
 _CALLS = BoundCalls("decode", 2)

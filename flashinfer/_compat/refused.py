@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Reason, tuple[str, ...]]] = {
             "vllm_register_graph_buffers",
         ),
     ),
-    "decode": (TRTLLM_GEN, ("trtllm_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache_mla")),
+    "decode": (TRTLLM_GEN, ("trtllm_batch_decode_with_kv_cache_mla",)),
     "fp4_quantization": (
         FP4,
         (

@@ -166,7 +166,6 @@ ABSENT = (
     "moe_ep",
     "mhc",
     "cute_dsl",
-    "decode.xqa_batch_decode_with_kv_cache",
     "kda_decode.fused_kda_decode",
     "prefill.trtllm_fmha_v2_prefill",
     "prefill.cudnn_batch_prefill_with_kv_cache",
