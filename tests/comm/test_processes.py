@@ -34,7 +34,7 @@ RANKS = """
         if child := os.fork():
             ranks.append(child)
             continue
-        faulthandler.dump_traceback_later(100, exit=True)
+        faulthandler.dump_traceback_later(380 if 'long' in steps else 100, exit=True)
         device = f"cuda:{rank}" if backend == "nccl" else "cpu"
         if backend == "nccl":
             torch.cuda.set_device(rank)
@@ -144,6 +144,19 @@ for _ in range(20):
     assert torch.equal(allreduce_fusion(x.bfloat16()[:1].repeat(3, 1), memory["one"], 0)[0, :1].cpu(), torch.tensor([size * (size + 1) / 2]).bfloat16())
 part.destroy()
 """
+# Many calls without a pause, of shapes that all ranks draw alike.
+LONG = """
+one, choices = make(), []
+for _ in range(100):
+    tokens, hidden = int(torch.randint(0, 9, ())), int(torch.randint(1, 65, ()))
+    parts = drawn(tokens, hidden)
+    choices.append((parts[rank], total(parts)))
+for number in torch.randint(0, len(choices), (100_000,)).tolist():
+    x, want = choices[number]
+    assert torch.equal(allreduce_fusion(x, one, 0), want), number
+one.check()
+assert int(one._state[0]) == 100_000
+"""
 FAIL = "os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'; make(tokens=65 if rank == 1 else 64)"
 KILL = """
 os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'
@@ -199,9 +212,9 @@ for number in range(2):
 
 def run(size: int, backend: str, steps: dict[str, str]) -> dict[str, dict[int, dict[str, Any]]]:
     """Return step -> rank -> what the rank said. Every rank but a lost one says something for every step."""
-    output = end(start(RANKS, size, backend, json.dumps(steps)), 110)
+    output = end(start(RANKS, size, backend, json.dumps(steps)), 400)
     assert "Traceback" not in output and "Exception ignored" not in output, output
-    status = 0 if any("exits" in step for step in steps) else signal.SIGKILL
+    status = signal.SIGKILL if any("kill" in step for step in steps) else 0
     assert f"ended {size - 1} {int(status)}\n" in output, output
     said: dict[str, dict[int, dict[str, Any]]] = {step: {} for step in steps}
     for line in output.splitlines():
@@ -268,6 +281,13 @@ def test_a_rank_that_ends(way, device):
         assert one["text"] in {f"{late}{call}" for call in calls}, one
         assert one["waited"] < 10, one  # a bound of 1 s, on a busy machine
     assert not any("error" in one for one in said["after"].values()), said["after"]
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_calls():
+    """The bits of every call, between two processes."""
+    said = run(2, "gloo", {"long": LONG})["long"]
+    assert not any("error" in one for one in said.values()), said
 
 
 IMPORTS = """
