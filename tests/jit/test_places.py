@@ -18,6 +18,7 @@ import pytest
 
 from flashinfer import env
 from flashinfer.errors import EnvironmentValueError, ModuleLoadError, ToolchainError
+from flashinfer.jit import gen_jit_spec
 from flashinfer.jit.lock import runtime_directory
 from flashinfer.jit.machine import toolchain, trust
 from flashinfer.jit.machine.workspace import is_noexec, roots
@@ -202,8 +203,8 @@ def test_a_root_that_is_read_only(make_spec, workspace, tmp_path):
     script = """
         mount -t tmpfs tmpfs /mnt
         for at in /tmp /var/tmp /dev/shm; do mount --bind $at $at; mount -o remount,ro,bind $at; done
-        cd /mnt; exec "$@"
-    """
+        cd /proc; exec "$@"
+    """  # Python would take the current directory
     before = ("unshare", "-m", "sh", "-c", script, "sh")
     result = run(BUILD, source, before=before, FLASHINFER_WORKSPACE_DIR="/mnt/workspace",
                  FLASHINFER_RUNTIME_DIR=None, XDG_RUNTIME_DIR=None, TMPDIR=None)  # fmt: skip
@@ -293,40 +294,61 @@ LOOK = """
     for path in sys.argv[1:]:
         print(trust.refusal(path))
     print(toolchain.find_cxx())
+    print(toolchain.find_nvcc())
 """
+
+
+@pytest.fixture
+def package_of_somebody(tmp_path):
+    """Copy the package for the other user: its owner is not root, whose files show the overflow uid there."""
+    package = open_to_all(tmp_path / "package")
+    for folder in ("flashinfer", "csrc", "include"):
+        shutil.copytree(ROOT / folder, package / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [package, *package.rglob("*")] if AS_SOMEBODY else []:
+        os.chown(path, SOMEBODY, SOMEBODY)
+    return package
 
 
 @needs_namespaces
 @pytest.mark.parametrize("flags", ["-U", "-Ur"])
-def test_the_machines_compiler_in_a_user_namespace(flags, tmp_path, monkeypatch):
+def test_the_machines_compilers_in_a_user_namespace(flags, package_of_somebody, tmp_path):
     """Root's files show the overflow uid there. Files that others can write are refused nevertheless."""
     before = (*AS_SOMEBODY, "unshare", flags)
     open_file = open_to_all(tmp_path / "open") / "file"
     open_file.touch()
     open_file.chmod(0o666)
     compiler = os.path.realpath(shutil.which("g++", path="/usr/bin:/bin") or toolchain.find_cxx())
-    package = open_to_all(tmp_path / "package")  # this user's own, whose owner is not root
-    shutil.copytree(ROOT / "flashinfer", package / "flashinfer", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in [package, *package.rglob("*")] if AS_SOMEBODY else []:
-        os.chown(path, SOMEBODY, SOMEBODY)
-    result = run(LOOK, package, os.path.dirname(compiler), open_file, before=before, CXX=compiler)
+    nvcc = open_to_all(tmp_path / "cuda" / "bin") / "nvcc"
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    result = run(
+        LOOK, package_of_somebody, os.path.dirname(compiler), open_file, before=before, CXX=compiler,
+        CUDA_HOME=str(tmp_path / "cuda"), FLASHINFER_NVCC=None,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    first, second, found = result.stdout.splitlines()
-    assert first == "None" and found == compiler and "can be written by everybody" in second
+    first, second, *found = result.stdout.splitlines()
+    assert first == "None" and found == [compiler, str(nvcc)] and "can be written by everybody" in second
 
 
 @needs_namespaces
 @needs_users
 @pytest.mark.parametrize("flags", ["-U", "-Ur"])
-def test_a_build_in_a_user_namespace(flags, of_everybody):
-    """Build with a named compiler, root's AOT directory and this user's workspace."""
+@pytest.mark.parametrize("prebuilt", [False, True], ids=["built", "prebuilt"])
+def test_a_build_in_a_user_namespace(prebuilt, flags, of_everybody, package_of_somebody, tmp_path):
+    """Build with a named compiler into this user's workspace, or find the module in root's AOT directory."""
     source, mine = of_everybody
+    aot = open_to_all(tmp_path / "aot")
+    if prebuilt:
+        shutil.copytree(gen_jit_spec("tiny", [source]).build().directory, aot / "tiny")
+        for path in aot.rglob("*"):
+            path.chmod(0o755)
+    program = f"import sys\nsys.path.insert(0, {str(package_of_somebody)!r})\n" + textwrap.dedent(BUILD)
     result = run(
-        BUILD, source, before=(*AS_SOMEBODY, "unshare", flags), CXX=shutil.which("g++"), FLASHINFER_WORKSPACE_DIR=f"{mine}/workspace",
-        FLASHINFER_RUNTIME_DIR=f"{mine}/runtime", FLASHINFER_AOT_DIR="/usr",
+        program, source, before=(*AS_SOMEBODY, "unshare", flags), CXX=shutil.which("g++"), FLASHINFER_AOT_DIR=str(aot),
+        FLASHINFER_WORKSPACE_DIR=f"{mine}/workspace", FLASHINFER_RUNTIME_DIR=f"{mine}/runtime",
     )  # fmt: skip
     path, number = built(result)
-    assert path.startswith(str(mine)) and number == "33" and "belongs to" not in result.stderr
+    assert path.startswith(str(aot if prebuilt else mine)) and number == "33" and "belongs to" not in result.stderr
 
 
 def test_the_owner_of_the_interpreter_and_of_torch_is_trusted(monkeypatch):
