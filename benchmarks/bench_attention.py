@@ -15,6 +15,7 @@ from timing import Call, Report, arguments, seconds, sets_for, skewed
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashinfer
+from flashinfer.xqa import xqa_batch_decode_with_kv_cache
 
 # name, query length, key length, query heads, key heads, head_dim, causal, other options
 PREFILL = {
@@ -113,9 +114,10 @@ def decode(case: tuple, name: str, device: str, report: Report) -> None:  # type
     caches = [torch.randn(sum(pages), 2, page_size, kv_heads, dim, device=device, dtype=dtype) for _ in range(n)]
     q = torch.randn(batch, qo_heads, dim, device=device).to(dtype)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(128 << 20, dtype=torch.uint8, device=device))
+    indices = torch.randperm(sum(pages), device=device).int()
     wrapper.plan(
         torch.tensor([0, *pages], device=device).cumsum(0).int(),
-        torch.randperm(sum(pages), device=device).int(),
+        indices,
         torch.tensor([(length - 1) % page_size + 1 for length in lengths], dtype=torch.int32, device=device),
         qo_heads, kv_heads, dim, page_size, q_data_type=dtype,
     )  # fmt: skip
@@ -137,6 +139,22 @@ def decode(case: tuple, name: str, device: str, report: Report) -> None:  # type
         "GB/s", total / mine / 1e9, {"torch SDPA": total / peer / 1e9}, more={"ms": mine * 1e3},
         name="decode", batch=batch, keys=sum(lengths), longest=max(lengths), heads=f"{qo_heads}/{kv_heads}",
         head_dim=dim, page_size=page_size, dtype=name,
+    )  # fmt: skip
+    table = torch.zeros(batch, max(pages), dtype=torch.int32, device=device)
+    for row, own in zip(table, indices.split(pages), strict=True):
+        row[: own.numel()] = own
+    lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    memory, out = torch.zeros(64 << 20, dtype=torch.uint8, device=device), torch.empty_like(q)
+
+    def unplanned(i: int) -> None:
+        xqa_batch_decode_with_kv_cache(q, caches[i], memory, table, lens, max(lengths), dim**-0.5, out=out)
+
+    unplanned(0)
+    mine, peer = both(unplanned, lambda i: wrapper.run(q, caches[i], out=out), n, device)
+    report.add(
+        "GB/s", total / mine / 1e9, {"with a plan": total / peer / 1e9}, more={"ms": mine * 1e3},
+        name="decode without a plan", batch=batch, keys=sum(lengths), longest=max(lengths),
+        heads=f"{qo_heads}/{kv_heads}", head_dim=dim, page_size=page_size, dtype=name,
     )  # fmt: skip
 
 
