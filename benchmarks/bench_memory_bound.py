@@ -91,6 +91,23 @@ def fused_add_rmsnorm_block_quant(
     )
 
 
+def group_quant(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
+    """Read a tensor, write its eight bits and a scale for each 128 columns."""
+    x = tensors(n, rows, cols, dtype=dtype, device=device)
+    out = [torch.empty_like(one, dtype=torch.float8_e4m3fn) for one in x]
+
+    def torch_way(i: int) -> None:
+        blocks = x[i].float().view(rows, -1, 128)
+        scales = blocks.abs().amax(-1).clamp_(min=1e-10) / 448
+        eight_bits(blocks, scales[..., None], out[i].view(rows, -1, 128))
+
+    return (
+        rows * cols * (dtype.itemsize + 1) + rows * cols // 128 * 4,
+        lambda i: flashinfer.per_token_group_quant_8bit(x[i], 128),
+        torch_way,
+    )
+
+
 def silu_and_mul(rows: int, cols: int, dtype: torch.dtype, device: str, n: int) -> tuple[int, Call, Call]:
     x, out = tensors(n, rows, 2 * cols, dtype=dtype, device=device), tensors(n, rows, cols, dtype=dtype, device=device)
     return (
@@ -232,6 +249,7 @@ OPERATORS: list[Callable[..., tuple[int, Call, Call]]] = [
     layernorm,
     layernorm_quant,
     fused_add_rmsnorm_block_quant,
+    group_quant,
     silu_and_mul,
     gelu_and_mul,
     rope,

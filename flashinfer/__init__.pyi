@@ -29,6 +29,7 @@ from . import gdn_decode as gdn_decode
 from . import gdn_kernels as gdn_kernels
 from . import gdn_prefill as gdn_prefill
 from . import gemm as gemm
+from . import group_quant as group_quant
 from . import grouped_mm as grouped_mm
 from . import integrations as integrations
 from . import jit as jit
@@ -174,6 +175,8 @@ from .gemm import group_gemm_fp8_nt_groupwise as group_gemm_fp8_nt_groupwise
 from .gemm import group_gemm_fp8_nt_groupwise_contiguous as group_gemm_fp8_nt_groupwise_contiguous
 from .gemm import mm_bf16 as mm_bf16
 from .gemm import pad_indptr_to_multiple_of_4 as pad_indptr_to_multiple_of_4
+from .group_quant import gen_group_quant_module as gen_group_quant_module
+from .group_quant import per_token_group_quant_8bit as per_token_group_quant_8bit
 from .grouped_mm import grouped_mm_bf16 as grouped_mm_bf16
 from .kda import recurrent_kda as recurrent_kda
 from .logits_processor import CompileError as CompileError

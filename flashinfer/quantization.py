@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from ._compat import elsewhere
 from ._ops.declare import define
 from ._ops.errors import check_one_device, type_error
 from ._ops.indices import index_table
@@ -13,6 +14,9 @@ from .jit.frozen import refuse_capture
 from .jit.modules.quantization import gen_quantization_module
 
 __all__ = ["gen_quantization_module", "packbits", "segment_packbits"]
+
+# FlashInfer has this name here. Its family is imported when it is used.
+__getattr__ = elsewhere(__name__, {"per_token_group_quant_8bit": "group_quant"})
 
 
 def _packed(x: torch.Tensor, little: bool) -> torch.Tensor:

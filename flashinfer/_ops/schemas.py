@@ -101,6 +101,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer.gated_norm_backward": (
         "flashinfer::gated_rmsnorm_backward(Tensor grad, Tensor input, Tensor gate, Tensor weight, float eps, Tensor? eps_tensor, int group_size, bool sigmoid, bool norm_before_gate) -> (Tensor, Tensor, Tensor)",
     ),
+    "flashinfer.group_quant": (
+        "flashinfer::per_token_group_quant_8bit(Tensor x, Tensor(a!) q, Tensor(b!) scale, int group_size, float eps, bool power_of_two) -> ()",
+    ),
     "flashinfer.mamba": (
         "flashinfer::selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, Tensor? dst_state_batch_indices, int pad_slot_id, Tensor(b!) out, bool update_state, Tensor(c!)? intermediate_states_buffer, Tensor? intermediate_state_indices, Tensor? rand_seed, int philox_rounds, Tensor? cu_seqlens, Tensor? num_accepted_tokens, Tensor(d!)? state_scale, Tensor(e!)? intermediate_state_scales) -> ()",
     ),
