@@ -414,6 +414,26 @@ def test_every_eager_call_is_counted(device, make_group):
     assert all((workspace._state[:words] == count).all() for workspace in group.workspaces)
 
 
+def test_a_residual_in_place_call_after_call(device, make_group):
+    """Each call reads the residual that the one before wrote, also where two CTAs share a cache line."""
+    size, rows, hidden, count = 2, 264, 36, 3000 if device == "cuda" else 50
+    group = make_group(size, rows, hidden, torch.float32)
+    x, weight = torch.ones(rows, hidden, device=device), torch.ones(hidden, device=device)
+    residuals, norms = ([torch.zeros_like(x) for _ in range(size)] for _ in range(2))
+
+    def body(rank: int, workspace: Any) -> None:
+        for number in range(count):
+            allreduce_fusion(
+                x, workspace, NORM, True, residual_in=residuals[rank], residual_out=residuals[rank],
+                norm_out=norms[rank], rms_gamma=weight,
+            )  # fmt: skip
+            group.bound_launches(rank, number)
+
+    group.run(body)
+    for residual in residuals:
+        assert (residual == size * count).all()
+
+
 def test_compiled(device, cold_dynamo):
     """One graph, in place: the operator's order and its table reach the kernel."""
     workspace = one_rank(device)
