@@ -206,6 +206,9 @@ def test_another_call_on_one_rank(device, make_group):
         assert isinstance(one, GroupError) and one.ranks == (1 - rank, rank)
         texts = "2 rows of 256 bytes, float32, reduce_scatter", "4 rows of 256 bytes, float32, all_gather"
         assert all(text in str(one) for text in texts)
+    again = make_group(2, 4, 64, torch.float32)
+    again.run(lambda rank, one: reduce_scatter(x, one, outs) if rank == 0 else reduce_scatter(x, one, whole[:2]))
+    assert (outs == 2).all() and (whole[:2] == 2).all()
 
 
 # Arguments

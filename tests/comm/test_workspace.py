@@ -47,7 +47,7 @@ def errors(outcomes: list[Any]) -> list[GroupError]:
     return outcomes
 
 
-# Faults of calls
+# Faults of calls. After each, the device works on, and so does a new workspace.
 
 
 @pytest.mark.parametrize("shots", [1, 2])
@@ -90,6 +90,7 @@ def test_a_call_too_many_on_one_rank(device, make_group, monkeypatch):
     first, second = group.outcomes(body)
     assert first is None and (out[0] == 2).all()
     assert str(second) == "allreduce_fusion: rank 0 did not arrive within 0.4 s in call 3"
+    adds_up(make_group(2, 2, 64, FP32))
 
 
 OTHER_CALLS = {
@@ -123,6 +124,7 @@ def test_another_call_on_one_rank(what, device, make_group):
         assert f"rank {1 - rank} made call 0 with" in str(one) and ours in str(one) and theirs in str(one)
         assert one.ranks == (1 - rank, rank)
     assert time.monotonic() - began < 9, "a rank waited for its time-out"
+    adds_up(make_group(2, 2, 64, FP32))
 
 
 def test_abort_ends_a_wait(device, make_group):
@@ -142,6 +144,7 @@ def test_abort_ends_a_wait(device, make_group):
     assert 0.3 <= time.monotonic() - began < 2
     with pytest.raises(GroupError, match="aborted"):
         group.workspaces[0].check()
+    adds_up(make_group(2, 2, 64, FP32))
 
 
 def test_abort_before_a_call(device, make_group):
@@ -173,6 +176,7 @@ def test_two_streams_at_once(device, make_group):
     first, second = group.outcomes(body)
     assert isinstance(first, GroupError) and second is None
     assert str(first) == "allreduce_fusion: two streams used the workspace at once in call 0"
+    adds_up(make_group(2, 2, 64, FP32))
 
 
 # Set-up
