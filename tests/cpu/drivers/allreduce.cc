@@ -1,4 +1,5 @@
-// All-reduce between threads that act as ranks: calls of random shapes without a pause between them.
+// All-reduce, reduce-scatter and all-gather between threads that act as ranks: calls of random shapes without a pause
+// between them.
 #include <flashinfer/cpu/allreduce.h>
 
 #include <memory>
@@ -17,6 +18,7 @@ struct Call {
   int64_t rows, hidden;
   bool with_norm, two_shots;
   Alias alias;
+  bool in_shares;  // the sum as reduce-scatter and all-gather
 };
 
 template <typename T>
@@ -32,12 +34,23 @@ struct Rank {
 };
 
 template <typename T>
+void sum_in_shares(AllReduceParams p, Tensors<T>& x) {
+  T* own = x.sum.data() + p.rows / p.group.ranks * p.group.rank * p.hidden;
+  p.rows /= p.group.ranks;
+  p.kind = kind_of(p.dtype, Collective::kReduceScatter), p.out = own;
+  cpu::reduce_scatter<T>(p);
+  p.kind = kind_of(p.dtype, Collective::kAllGather), p.input = own, p.out = x.sum.data();
+  cpu::all_gather<T>(p);
+}
+
+template <typename T>
 void call_of(const Call& call, const CommGroup& group, Tensors<T>& x, const std::vector<T>& weight) {
   AllReduceParams p{};
   p.group = group, p.input = x.input.data(), p.rows = call.rows, p.hidden = call.hidden, p.dtype = kType<T>;
   p.row_bytes = static_cast<uint32_t>(call.hidden * sizeof(T)), p.two_shots = call.two_shots;
   p.kind = kind_of(p.dtype, call.with_norm, NormQuant::kNone, call.two_shots);
   p.eps = 1e-5, p.weight_bias = 0.5f;
+  if (call.in_shares) return sum_in_shares(p, x);
   if (!call.with_norm) {
     p.out = call.alias == kInPlace ? x.input.data() : x.sum.data();
   } else {
@@ -64,12 +77,16 @@ void check_group(int ranks, int count) {
     std::memset(one.inbox.get(), 0xff, inbox_bytes);
   }
   std::vector<Call> calls;
+  int64_t epochs = count;
   std::vector<std::vector<Tensors<T>>> tensors(ranks);  // [rank][call]
   std::vector<std::vector<T>> inputs, residuals;        // [call * ranks + rank], [call]
   const auto weight = drawn<T>(kMostHidden);
   for (int i = 0; i < count; ++i) {
     calls.push_back({drawn_int(0, kMostRows), drawn_int(1, kMostHidden), drawn_int(0, 1) == 1, drawn_int(0, 1) == 1,
-                     static_cast<Alias>(drawn_int(0, 2))});
+                     static_cast<Alias>(drawn_int(0, 2)), false});
+    Call& call = calls.back();
+    call.in_shares = !call.with_norm && drawn_int(0, 1) == 1;
+    if (call.in_shares) call.rows = call.rows / ranks * ranks, ++epochs;
     const int64_t size = calls.back().rows * calls.back().hidden;
     residuals.push_back(drawn<T>(size));
     for (int rank = 0; rank < ranks; ++rank) {
@@ -94,7 +111,7 @@ void check_group(int ranks, int count) {
 
   for (int rank = 0; rank < ranks; ++rank) {
     check("error", rank, memory[rank].report.error, 0, 0);
-    check("epoch", rank, memory[rank].state.epoch[0], count, 0);
+    check("epoch", rank, memory[rank].state.epoch[0], epochs, 0);
   }
   for (int i = 0; i < count; ++i) {
     const int64_t hidden = calls[i].hidden;
