@@ -14,12 +14,14 @@ import torch
 from .._ops.errors import value_error
 from ..batch_schedule import schedule_batch
 from ..jit.modules._attention import draft_spec, dtypes_value, head_dims_value
-from .kernels import CallProperties, fastest
 from .lists import Lists, Shape
 from .operators import Operators, builtin_operators, custom_operators, named
 from .signature import HostTables
 
 ALIGNMENT = 32  # bytes, of the lists
+# Kernels of one query for each request. "": the portable ones, which the wrapper's "auto" selects too. "sm90a", for
+# GPUs of 9.0 only, saves the launch of a merge kernel, and is not in the AOT matrix.
+DECODE_KERNELS = ""
 DRAFT_ROWS = 64  # the most rows of a tile that masks drafts: with 128, ptxas spills registers
 _HEADER = 16
 _TILE_ROWS, _MAX_ITEMS = 2, 5
@@ -57,8 +59,7 @@ def _operators(shape: Shape, q_len: int, masks_drafts: bool, device: torch.devic
         return custom_operators(draft_spec(device.type, *values))
     if q_len > 1:
         return builtin_operators("prefill", device.type, dtypes, head_dims, 0, device.type)
-    call = CallProperties("decode", device, dtypes, head_dims, 0, False, 0, shape.num_qo_heads // shape.num_kv_heads)
-    return builtin_operators("decode", device.type, dtypes, head_dims, 0, fastest(call))
+    return builtin_operators("decode", device.type, dtypes, head_dims, 0, DECODE_KERNELS or device.type)
 
 
 def _limits(

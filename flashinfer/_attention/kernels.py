@@ -97,17 +97,8 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
     slow = (rows <= FEW_ROWS or call.mask_mode > CUSTOM) and not call.eight_bits
     if KERNELS[backend] or slow or call.family == "decode" or portable != "cuda":
         return portable
-    return fastest(call)
-
-
-def fastest(call: CallProperties) -> str:
-    """Return the kernels of the GPU's arch if they serve the call and can be loaded or built.
-
-    Otherwise return the portable kernels.
-    """
-    archs = kernels_for_archs(call.family)
     serving = (kernels for kernels in archs if call.why_not(kernels) is None and _can_be_loaded(call, kernels))
-    return next(serving, call.device.type)
+    return next(serving, portable)
 
 
 @cache

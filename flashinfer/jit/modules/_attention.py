@@ -161,6 +161,13 @@ def variant_bits(variant: str) -> int:
     return sum(VARIANT_BITS[part] for part in variant.split("+") if part != "default")
 
 
+def _name_of(dtypes: str, head_dims: str) -> str:
+    """Return the part of a module's name for its dtypes and sizes: ``bf16_kv_e4m3_d128``."""
+    q, kv, o = (_SHORT[name] for name in dtypes.split(":"))
+    types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
+    return f"{types}_d{head_dims.replace(':', '_')}"
+
+
 def attention_spec(
     family: str, backend: str, dtypes: str, head_dims: str, variant: str, *, profiler: bool = False
 ) -> JitSpec:
@@ -168,9 +175,7 @@ def attention_spec(
 
     ``profiler``: the kernels write events to a buffer that ``run`` takes after the variant's other tensors.
     """
-    q, kv, o = (_SHORT[name] for name in dtypes.split(":"))
-    types = q if q == kv == o else f"{q}_kv_{kv}" if q == o else f"{q}_kv_{kv}_o_{o}"
-    name = f"{types}_d{head_dims.replace(':', '_')}" + ("" if variant == "default" else f"_{variant.replace('+', '_')}")
+    name = _name_of(dtypes, head_dims) + ("" if variant == "default" else f"_{variant.replace('+', '_')}")
     coverage = {"dtypes": [dtypes], "head_dims": [head_dims], "variants": [variant]}
     if profiler:
         tensors = BUILTIN_TENSORS | {"profiler_buffer": "int64_t"}
@@ -181,9 +186,7 @@ def attention_spec(
 
 def draft_spec(backend: str, dtypes: str, head_dims: str) -> JitSpec:
     """Return the prefill module whose variant masks draft tokens."""
-    types = "_".join(_SHORT[name] for name in dtypes.split(":"))
-    coverage = {"dtypes": [dtypes], "head_dims": [head_dims]}
-    name = f"{types}_d{head_dims}_draft_mask"
+    coverage, name = {"dtypes": [dtypes], "head_dims": [head_dims]}, f"{_name_of(dtypes, head_dims)}_draft_mask"
     spec = _spec("prefill", backend, name, coverage, DRAFT_TENSORS, DRAFT_SCALARS, DRAFT_VARIANT)
     return replace(spec, headers=(f"{env.data_root()}/include/{DRAFT_VARIANT['VARIANT_HEADER']}",))
 
