@@ -292,19 +292,19 @@ __global__ void delta_rule_gates_kernel(const DeltaRuleBackwardParams p, int col
 }
 
 template <typename T>
-void delta_rule_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};  // no PDL: each kernel reads the output of the previous one
+void delta_rule_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
+  const Launch serial{where.stream, where.device, 0};  // no PDL: each kernel reads the output of the previous one
   const DeltaRuleInputs& in = p.in;
   const int columns = delta_backward_columns(in);
   with_delta_shape(in, [&](auto rows, auto row_gate) {
     launch(delta_rule_backward_kernel<T, rows(), row_gate()>, static_cast<unsigned>(delta_blocks(in, columns)),
-           4 * columns, where, p);
+           4 * columns, serial, p);
   });
   const int64_t num_rows = in.batch_size * in.num_tokens * in.num_heads;
-  launch(delta_rule_rows_kernel<T>, static_cast<unsigned>((num_rows + 7) / 8), 256, where, p, columns);
+  launch(delta_rule_rows_kernel<T>, static_cast<unsigned>((num_rows + 7) / 8), 256, serial, p, columns);
   const auto heads = static_cast<unsigned>(in.num_sequences * in.num_value_heads);
-  if (p.grad_g) launch(delta_rule_gates_kernel<false>, heads, 32, where, p, columns);
-  if (p.grad_gk) launch(delta_rule_gates_kernel<true>, heads, 128, where, p, columns);
+  if (p.grad_g) launch(delta_rule_gates_kernel<false>, heads, 32, serial, p, columns);
+  if (p.grad_gk) launch(delta_rule_gates_kernel<true>, heads, 128, serial, p, columns);
 }
 
 }  // namespace flashinfer::cuda

@@ -35,28 +35,28 @@ bool launch_delta_split_scans(const DeltaRuleBackwardParams& p, int64_t chunks, 
 }
 
 template <typename T, int kKeys>
-void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};  // no PDL: each kernel reads the output of the previous one
+void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
+  const Launch serial{where.stream, where.device, 0};  // no PDL: each kernel reads the output of the previous one
   const int64_t chunks = count_chunks(p.in);
-  launch_delta_prepare<T, kKeys>(p.in, DeltaBackwardWorkspace(p.in, kKeys, chunks, p.workspace).terms, where);
-  with_scan_shape<T, kKeys>(p.in, where, [&](auto shape) {
+  launch_delta_prepare<T, kKeys>(p.in, DeltaBackwardWorkspace(p.in, kKeys, chunks, p.workspace).terms, serial);
+  with_scan_shape<T, kKeys>(p.in, serial, [&](auto shape) {
     using Shape = decltype(shape);
     if constexpr (Shape::kLoaders > 0 && !Shape::kWgmma) {
-      if (launch_delta_split_scans<DeltaSplitScans<T, kKeys>>(p, chunks, where)) return;
+      if (launch_delta_split_scans<DeltaSplitScans<T, kKeys>>(p, chunks, serial)) return;
     }
     static_assert(Shape::kWgmma || kBothScansBytes<Shape> <= kChunkSharedBytes);
     launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                                      kBothScansBytes<Shape>, where, p, chunks);
+                                                      kBothScansBytes<Shape>, serial, p, chunks);
   });
   const int64_t items = chunks * p.in.num_heads;
   const auto launch_shape = [&](auto shape, int64_t blocks) {
     using Shape = decltype(shape);
     static_assert(Shape::kWgmma || sizeof(DeltaGradientsShared<Shape>) <= kChunkSharedBytes);
-    launch_chunks<delta_gradients_kernel<Shape>>(blocks, Shape::kThreads, sizeof(DeltaGradientsShared<Shape>), where, p,
-                                                 chunks);
+    launch_chunks<delta_gradients_kernel<Shape>>(blocks, Shape::kThreads, sizeof(DeltaGradientsShared<Shape>), serial,
+                                                 p, chunks);
   };
-  if (serves_sm90a(where.device)) {
-    launch_shape(DeltaGradientShape<T, kKeys, true>{}, std::min<int64_t>(items, device_info(where.device).num_sms));
+  if (serves_sm90a(serial.device)) {
+    launch_shape(DeltaGradientShape<T, kKeys, true>{}, std::min<int64_t>(items, device_info(serial.device).num_sms));
   } else {
     launch_shape(DeltaGradientShape<T, kKeys, false>{}, items);
   }
@@ -68,23 +68,23 @@ struct DeltaWideShape : DeltaWarpgroupShape<T, 256, 2> {
   static constexpr int kPartTokens = 16;  // the staging blocks leave no smem for more
 };
 template <typename T>
-void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};
+void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
+  const Launch serial{where.stream, where.device, 0};
   const int64_t chunks = count_chunks(p.in), items = chunks * p.in.num_heads;
-  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), serial);
   const auto run = [&](auto shape, auto gradients, int64_t blocks) {
     using Shape = decltype(shape);
     using Gradients = decltype(gradients);
     static_assert(Shape::kWgmma || kBothScansBytes<Shape> <= kChunkSharedBytes);
     launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                                      kBothScansBytes<Shape>, where, p, chunks);
+                                                      kBothScansBytes<Shape>, serial, p, chunks);
     static_assert(Gradients::kWgmma || sizeof(DeltaGradientsShared<Gradients>) <= kChunkSharedBytes);
     launch_chunks<delta_gradients_kernel<Gradients>>(blocks, Gradients::kThreads,
-                                                     sizeof(DeltaGradientsShared<Gradients>), where, p, chunks);
+                                                     sizeof(DeltaGradientsShared<Gradients>), serial, p, chunks);
   };
-  if (serves_sm90a(where.device)) {
+  if (serves_sm90a(serial.device)) {
     run(DeltaWideShape<T>{}, DeltaGradientShape<T, 128, true, 2>{},
-        std::min<int64_t>(items, device_info(where.device).num_sms));
+        std::min<int64_t>(items, device_info(serial.device).num_sms));
   } else {
     run(DeltaWarpShape<T, 256, 4, 0>{}, DeltaGradientShape<T, 64, false, 4>{}, items);
   }
@@ -92,20 +92,20 @@ void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Lau
 
 // A decay per channel of k.
 template <typename T, int kKeys>
-void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};
+void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
+  const Launch serial{where.stream, where.device, 0};
   const int64_t chunks = count_chunks(p.in);
-  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
+  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, serial);
   const auto scan = [&](auto shape) {
     using Shape = decltype(shape);
     static_assert(Shape::kWgmma || kBothScansBytes<Shape> <= kChunkSharedBytes);
     launch_chunks<delta_backward_scans_kernel<Shape>>(2 * delta_blocks(p.in, Shape::kColumns), Shape::kThreads,
-                                                      kBothScansBytes<Shape>, where, p, chunks);
+                                                      kBothScansBytes<Shape>, serial, p, chunks);
   };
   using Group = DeltaWarpgroupShape<T, kKeys, 1, true>;
-  if (!serves_sm90a(where.device)) {
-    with_warp_shape<T, kKeys, true>(p.in, where, scan);
-  } else if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(where.device).num_sms) {
+  if (!serves_sm90a(serial.device)) {
+    with_warp_shape<T, kKeys, true>(p.in, serial, scan);
+  } else if (p.in.value_dim <= 64 || delta_blocks(p.in, 64) <= device_info(serial.device).num_sms) {
     scan(Group{});
   } else {
     scan(DeltaWarpgroupShape<T, kKeys, 2, true>{});
@@ -113,7 +113,7 @@ void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch
   using Gradients = DeltaChannelGradientShape<T, kKeys>;
   static_assert(sizeof(DeltaChannelGradientsShared<Gradients>) <= kChunkSharedBytes);
   launch_chunks<delta_channel_gradients_kernel<Gradients>>(
-      chunks * p.in.num_heads, Gradients::kThreads, sizeof(DeltaChannelGradientsShared<Gradients>), where, p, chunks);
+      chunks * p.in.num_heads, Gradients::kThreads, sizeof(DeltaChannelGradientsShared<Gradients>), serial, p, chunks);
 }
 template <typename T>
 void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& where) {

@@ -108,37 +108,37 @@ void launch_delta_split_warpgroups(const DeltaRuleParams& p, int64_t preparing, 
 }
 
 template <typename T, int kKeys>
-void delta_rule_chunks(const DeltaRuleParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};  // no PDL: each kernel reads the output of the previous one
-  with_scan_shape<T, kKeys>(p.in, where, [&](auto shape) {
+void delta_rule_chunks(const DeltaRuleParams& p, const Launch& where) {
+  const Launch serial{where.stream, where.device, 0};  // no PDL: each kernel reads the output of the previous one
+  with_scan_shape<T, kKeys>(p.in, serial, [&](auto shape) {
     using Shape = decltype(shape);
     using Warpgroups = DeltaSplitWarpgroupShape<T, kKeys>;
     // With few columns and few keys, mma.sync is faster than wgmma.
-    const bool on_warpgroups = Shape::kWgmma || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(where.device));
-    const int64_t preparing = on_warpgroups ? delta_preparing_blocks<Warpgroups>(p.in, where) : 0;
-    if (preparing == 0) launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
+    const bool on_warpgroups = Shape::kWgmma || (kKeys > 64 && p.in.value_dim > 32 && serves_sm90a(serial.device));
+    const int64_t preparing = on_warpgroups ? delta_preparing_blocks<Warpgroups>(p.in, serial) : 0;
+    if (preparing == 0) launch_delta_prepare<T, kKeys>(p.in, static_cast<DeltaTerms*>(p.workspace), serial);
     if (on_warpgroups) {
-      launch_delta_split_warpgroups<Warpgroups>(p, preparing, where);
+      launch_delta_split_warpgroups<Warpgroups>(p, preparing, serial);
     } else if constexpr (!Shape::kWgmma) {
       if constexpr (Shape::kLoaders > 0) {
-        if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, where)) return;
+        if (launch_delta_split<DeltaSplitShape<T, kKeys>>(p, serial)) return;
       }
-      launch_scan<delta_forward_kernel<Shape>, Shape, DeltaForwardStage<Shape>>(p.in, where, p);
+      launch_scan<delta_forward_kernel<Shape>, Shape, DeltaForwardStage<Shape>>(p.in, serial, p);
     }
   });
 }
 
 // Keys from 129 to 256, more than one warp holds in registers.
 template <typename T>
-void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};
+void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& where) {
+  const Launch serial{where.stream, where.device, 0};
   using Warpgroups = DeltaWarpgroupShape<T, 256, 2>;
   using Warps = DeltaWarpShape<T, 256, 4, 0>;
-  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), where);
-  if (serves_sm90a(where.device)) {
-    launch_scan<delta_forward_kernel<Warpgroups>, Warpgroups, DeltaForwardStage<Warpgroups>>(p.in, where, p);
+  launch_delta_prepare<T, 256>(p.in, static_cast<DeltaTerms*>(p.workspace), serial);
+  if (serves_sm90a(serial.device)) {
+    launch_scan<delta_forward_kernel<Warpgroups>, Warpgroups, DeltaForwardStage<Warpgroups>>(p.in, serial, p);
   } else {
-    launch_scan<delta_forward_kernel<Warps>, Warps, DeltaForwardStage<Warps>>(p.in, where, p);
+    launch_scan<delta_forward_kernel<Warps>, Warps, DeltaForwardStage<Warps>>(p.in, serial, p);
   }
 }
 
@@ -151,14 +151,14 @@ void launch_delta_prepare_channels(const DeltaRuleInputs& in, void* terms, const
 
 // A decay per channel of k.
 template <typename T, int kKeys>
-void delta_rule_channels(const DeltaRuleParams& p, const Launch& stream) {
-  const Launch where{stream.stream, stream.device, 0};
-  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, where);
-  if (serves_sm90a(where.device))
-    return launch_delta_split_warpgroups<DeltaSplitWarpgroupShape<T, kKeys, true>>(p, 0, where);
-  with_warp_shape<T, kKeys, true>(p.in, where, [&](auto shape) {
+void delta_rule_channels(const DeltaRuleParams& p, const Launch& where) {
+  const Launch serial{where.stream, where.device, 0};
+  launch_delta_prepare_channels<T, kKeys>(p.in, p.workspace, serial);
+  if (serves_sm90a(serial.device))
+    return launch_delta_split_warpgroups<DeltaSplitWarpgroupShape<T, kKeys, true>>(p, 0, serial);
+  with_warp_shape<T, kKeys, true>(p.in, serial, [&](auto shape) {
     using Shape = decltype(shape);
-    launch_scan<delta_forward_kernel<Shape>, Shape, DeltaForwardStage<Shape>>(p.in, where, p);
+    launch_scan<delta_forward_kernel<Shape>, Shape, DeltaForwardStage<Shape>>(p.in, serial, p);
   });
 }
 template <typename T>
