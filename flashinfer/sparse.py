@@ -18,7 +18,7 @@ from ._attention.scales import Scale
 from ._attention.tables import Tables, on_host, paged_batch
 from ._ops.arguments import check_as_planned
 from ._ops.bind import bind
-from ._ops.indices import check_offsets, index_tables
+from ._ops.indices import check_offsets, index_table, index_tables
 from ._ops.numbers import check_multiple, check_range, whole
 from ._ops.tensors import check_dims, check_tensor
 
@@ -41,7 +41,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
     """
     op = "convert_bsr_mask_layout"
     nnz, rows, columns = bind(op, mask=(mask, "nnz r c"))
-    bind(op, indptr=(indptr, "_"))  # often on the host, where mask is not
+    indptr = index_table(op, "indptr", indptr, torch.int64)  # often on the host, where mask is not
     if not is_dynamo_compiling():  # a graph cannot check values
         near = indptr.to("cpu", torch.int64)
         check_offsets(op, "indptr", near)

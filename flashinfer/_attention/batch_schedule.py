@@ -15,7 +15,7 @@ from .._ops.errors import value_error
 from ..batch_schedule import schedule_batch
 from ..jit.modules._attention import draft_spec, dtypes_value, head_dims_value
 from .lists import Lists, Shape
-from .operators import Operators, builtin_operators, custom_operators, named
+from .operators import OF_BATCH, Operators, builtin_operators, custom_operators, named
 from .signature import HostTables
 
 ALIGNMENT = 32  # bytes, of the lists
@@ -45,7 +45,7 @@ def kernels_of(op: str, shape: Shape, q_len: int, masks_drafts: bool, device: to
     try:
         operators = _operators(shape, q_len, masks_drafts, device)
     except ValueError as err:
-        raise named(op, err) from None
+        raise named(op, err, OF_BATCH) from None
     tile_rows, workers = _limits(operators, shape, q_len, device)
     if masks_drafts and tile_rows > DRAFT_ROWS:
         tile_rows, workers = _limits(operators, shape, q_len, device, DRAFT_ROWS)

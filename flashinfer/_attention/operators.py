@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -67,7 +67,7 @@ def builtin_operators(
         profiler: select kernels that write events.
     """
     if backend not in BACKENDS:
-        raise ValueError(f"{family}: got tensors on {backend}, wanted one of {', '.join(BACKENDS)}")
+        raise ValueError(f"device: got a tensor on {backend}, wanted one on {' or '.join(BACKENDS)}")
     values = dtypes_value(*dtypes, kernels or backend), head_dims_value(*head_dims, backend)
     namespace = load_configured(
         attention_spec(family, kernels or backend, *values, _VARIANTS[variant], profiler=profiler)
@@ -75,10 +75,21 @@ def builtin_operators(
     return replace(_operators(namespace, variant, custom=False), kernels=kernels or backend, profiler=profiler)
 
 
-def named(op: str, err: ValueError) -> ValueError:
-    """Return an error of the selection of modules with the name of the function that was called."""
-    is_named = isinstance(err, FlashInferError) or str(err).startswith(op)
-    return err if is_named else ValueError(f"{op}: {err}")
+# Public names of the arguments that select a module: of a plan, of a call, and of a call without a plan of a batch.
+_OF_PLAN = {
+    "dtype_q": "q_data_type", "dtype_kv": "kv_data_type", "dtype_o": "o_data_type", "device": "float_workspace_buffer",
+}  # fmt: skip
+_OF_CALL = {"dtype_q": "q", "dtype_kv": "k", "dtype_o": "o_dtype", "device": "q"}
+OF_BATCH = {"dtype_q": "query", "dtype_kv": "kv_cache", "dtype_o": "out", "device": "query"}
+
+
+def named(op: str, err: ValueError, names: Mapping[str, str] | None = None) -> ValueError:
+    """Return an error of the selection of modules with the names of the called function and of its argument."""
+    if isinstance(err, FlashInferError) or str(err).startswith(op):
+        return err
+    argument, colon, rest = str(err).partition(":")
+    names = names or (_OF_PLAN if op.endswith(".plan") else _OF_CALL)
+    return ValueError(f"{op}: {names.get(argument, argument)}{colon}{rest}")
 
 
 def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:

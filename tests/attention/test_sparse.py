@@ -206,6 +206,11 @@ def test_layout_of_masks(device):
         flashinfer.convert_bsr_mask_layout(mask, indptr_of([1, 2]))
     with pytest.raises(ValueError, match="indptr: got -1 first, wanted 0 or more"):
         flashinfer.convert_bsr_mask_layout(mask, int32([-1, 6]))
+    for kind in (torch.float32, torch.complex64, torch.bool):
+        with pytest.raises(TypeError, match=f"convert_bsr_mask_layout: indptr: got {kind}, wanted torch.int64"):
+            flashinfer.convert_bsr_mask_layout(mask, indptr_of(counts).to(kind))
+    with pytest.raises(ValueError, match="convert_bsr_mask_layout: indptr: got a meta tensor"):
+        flashinfer.convert_bsr_mask_layout(mask, indptr_of(counts).to("meta"))
 
 
 # --- blocks of any sizes ---

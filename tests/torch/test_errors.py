@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ import flashinfer
 from ..support.attention_oracle import workspace
 from ..support.attention_samples import samples
 from ..support.cases import Case
-from ..support.samples import public_cases
+from ..support.samples import attention_cases, public_cases
 
 SPOILED: dict[str, Callable[[torch.Tensor], object]] = {
     "complex": lambda x: x.to(torch.complex64),
@@ -58,6 +59,28 @@ def test_arguments(name, argument, how, device):
         assert named == argument or how in ("rows", "meta", "dimensions") or argument in ("seed", "query", "key"), err
     else:
         assert how in ("rows", "meta", "dimensions") or arguments[argument] is None, "it was taken"
+
+
+ATTENTION = [
+    (name, argument)
+    for name, case in attention_cases("cpu").items()
+    for argument, value in case.arguments(9).items()
+    if isinstance(value, torch.Tensor)
+]
+
+
+@pytest.mark.parametrize("how", ["int", *(how for how in SPOILED if how != "rows")])
+@pytest.mark.parametrize(("name", "argument"), ATTENTION)
+def test_arguments_of_attention(name, argument, how, device):
+    """The selection of a module has names of its own for dtypes and devices, which no caller knows."""
+    case = attention_cases(device)[name]
+    arguments = case.arguments(9)
+    arguments[argument] = {**SPOILED, "int": lambda x: x.int()}[how](arguments[argument])
+    function = re.escape(name.split()[0])
+    with pytest.raises((ValueError, TypeError), match=f"^{function}: ") as caught:
+        case.function(**arguments)
+    named = str(caught.value).split(": ")[1].split("[")[0]
+    assert named == argument or (named in arguments and how in ("meta", "dimensions")), caught.value
 
 
 @pytest.mark.parametrize("function", ["top_p_sampling_from_probs", "top_p_renorm_probs", "min_p_sampling_from_probs"])
