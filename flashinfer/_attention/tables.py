@@ -91,6 +91,8 @@ class Tables:
         self, name: str, buffer: torch.Tensor | None, x: torch.Tensor, used: int | None = None
     ) -> torch.Tensor:
         """Return the memory from which kernels read the first ``used`` elements of ``x``, by default all."""
+        if x is buffer:
+            return x
         count, given = x.numel(), x
         if used is not None and used < count:
             count, given = used, x[:used]
