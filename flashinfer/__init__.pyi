@@ -18,6 +18,7 @@ from . import decode as decode
 from . import deep_gemm as deep_gemm
 from . import delta_rule as delta_rule
 from . import delta_rule_backward as delta_rule_backward
+from . import diffusion_ops as diffusion_ops
 from . import dsv3_ops as dsv3_ops
 from . import env as env
 from . import errors as errors
@@ -125,6 +126,8 @@ from .decode import gen_single_decode_module as gen_single_decode_module
 from .decode import single_decode_with_kv_cache as single_decode_with_kv_cache
 from .decode import single_decode_with_kv_cache_with_jit_module as single_decode_with_kv_cache_with_jit_module
 from .delta_rule_backward import gen_delta_rule_backward_module as gen_delta_rule_backward_module
+from .diffusion_ops import fused_qk_rmsnorm_rope as fused_qk_rmsnorm_rope
+from .diffusion_ops import gen_diffusion_ops_module as gen_diffusion_ops_module
 from .fp4_quantization import SfLayout as SfLayout
 from .fp4_quantization import block_scale_interleave as block_scale_interleave  # type: ignore[attr-defined]
 from .fp4_quantization import fp4_quantize as fp4_quantize  # type: ignore[attr-defined]

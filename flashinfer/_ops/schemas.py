@@ -88,6 +88,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer.delta_rule_backward": (
         "flashinfer::delta_rule_backward(Tensor? grad_o, Tensor? grad_state, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gk, Tensor? beta, Tensor? initial_state, Tensor? cu_seqlens, float scale, Tensor? scale_tensor, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     ),
+    "flashinfer.diffusion_ops": (
+        "flashinfer::fused_qk_rmsnorm_rope(Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor(a!) q_out, Tensor(b!) k_out, Tensor(c!) v_out, int ppf, int pph, int ppw, int num_frame_channels, int num_height_channels, int num_width_channels, float eps, float base, bool interleave, bool is_qk_norm, float output_quant_scale, float v_quant_scale) -> ()",
+    ),
     "flashinfer.fused_moe.operators": (
         "flashinfer::moe_route(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, int method, int n_group, int topk_group, float routed_scaling_factor) -> ()",
         "flashinfer::moe_sort(Tensor ids, SymInt num_experts, SymInt first_expert) -> (Tensor, Tensor, Tensor)",

@@ -47,10 +47,12 @@ def takes_tensors(function: Callable[..., object]) -> bool:
     return "self" not in parameters and any("Tensor" in annotation for annotation in required)
 
 
-def with_tensors(name: str, tensor: object) -> list[object]:
-    """Return the required arguments of a function: ``tensor`` for tensors, 1 for numbers."""
-    parameters = inspect.signature(getattr(flashinfer, name)).parameters.values()
-    return [1 if p.annotation in ("int", "float") else tensor for p in parameters if p.default is p.empty]
+def call_with(name: str, tensor: object) -> None:
+    """Call a function with its required arguments: ``tensor`` for tensors, 1 for numbers."""
+    function = getattr(flashinfer, name)
+    required = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    given = {one.name: 1 if one.annotation in ("int", "float") else tensor for one in required}
+    function(*(given.pop(one.name) for one in required if one.kind is not one.KEYWORD_ONLY), **given)
 
 
 def test_all_are_found():
@@ -62,7 +64,7 @@ def test_all_are_found():
 @pytest.mark.parametrize("name", functions())
 def test_none(name):
     with pytest.raises(TypeError, match=r"^\w+: \w+: got None(Type)?, wanted Tensor$"):
-        getattr(flashinfer, name)(*with_tensors(name, None))
+        call_with(name, None)
 
 
 @pytest.mark.parametrize("name", functions())
@@ -71,7 +73,7 @@ def test_sparse(name, device):
     with pytest.raises(
         ValueError, match=r"^\w+: \w+: got a tensor of torch\.sparse_coo and torch\.float32, wanted a dense one$"
     ):
-        getattr(flashinfer, name)(*with_tensors(name, sparse))
+        call_with(name, sparse)
 
 
 def test_sparse_next_to_dense(device):
