@@ -182,7 +182,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         on_gpu = self._device.type == "cuda"
         self._order = torch.zeros(1, dtype=torch.int32, device=self._device)
         self._state = torch.zeros(EPOCH_WORDS + 2, dtype=torch.int32, device=self._device)
-        self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32, pin_memory=on_gpu)
+        self._report = torch.zeros(REPORT_WORDS, dtype=torch.int32, device="cpu", pin_memory=on_gpu)
         self._words = (ctypes.c_uint32 * REPORT_WORDS).from_address(self._report.data_ptr())
 
     def _make_table(self, addresses: tuple[int, ...], shares: int) -> None:
@@ -203,7 +203,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
             int(self._timeout * 1e9),
             *addresses,
         ]
-        self._table = torch.tensor(table + [0] * (7 + MAX_RANKS - len(table)), dtype=torch.int64)
+        self._table = torch.tensor(table + [0] * (7 + MAX_RANKS - len(table)), dtype=torch.int64, device="cpu")
 
     def is_buffer_size_sufficient(
         self, tp_size: int, num_tokens: int, hidden_dim: int, dtype: torch.dtype, use_oneshot: bool | None = None

@@ -400,6 +400,15 @@ def test_create(device):
         create("auto", 2, 0, 8, 64, torch.bfloat16)
 
 
+def test_create_under_a_default_device(device):
+    """Engines create workspaces under ``with torch.device("cuda")``."""
+    with torch.device("meta" if device == "cpu" else device):
+        one = create_allreduce_fusion_workspace("auto", 1, 0, 8, 64, torch.bfloat16, device=device)
+        x = torch.randn(8, 64, device=device).bfloat16()
+        assert torch.equal(allreduce_fusion(x, one, SUM), x)
+        one.destroy()
+
+
 def test_a_backend_of_an_engine(device):
     """Its own bcast and barrier are optional."""
     meeting = Meeting(2)

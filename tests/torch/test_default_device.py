@@ -5,6 +5,7 @@ The default device is meta, which shows a misplaced tensor on a machine without 
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from functools import partial
@@ -161,6 +162,20 @@ def test_fast_decode_plan(graph, device):
     with DefaultDeviceOfTheLibrary():
         got = run(flashinfer.BatchDecodeWithPagedKVCacheWrapper)
     torch.testing.assert_close(got, want)
+
+
+def test_factory_calls_name_a_device():
+    """Factory calls of the package name a device. The command line is a program of its own."""
+    factories = {constructor.__name__ for constructor in _device_constructors()}
+    found = [
+        f"{path.relative_to(PACKAGE)}:{call.lineno}: {ast.unparse(call)}"
+        for path in sorted(Path(PACKAGE).rglob("*.py"))
+        if path.parent.name != "cli"
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in factories
+        if ast.unparse(call.func.value) == "torch" and not {"device", None} & {word.arg for word in call.keywords}
+    ]
+    assert not found
 
 
 PROGRAM = """
