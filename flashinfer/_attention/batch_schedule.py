@@ -7,9 +7,11 @@ CUDA graph captures the schedule with the kernels that read it.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .._ops.errors import value_error
 from ..batch_schedule import schedule_batch
@@ -108,12 +110,55 @@ def _aligned(used: int) -> int:
     return -(-used // ALIGNMENT) * ALIGNMENT
 
 
+class Views(NamedTuple):
+    """Parts of a workspace."""
+
+    plan: torch.Tensor
+    kv_indptr: torch.Tensor
+    numbers: torch.Tensor
+    partials: torch.Tensor
+
+
+# Workspace -> its address, and its parts by places. Views cost more than a launch.
+_views: Any = WeakIdKeyDictionary()
+_MOST_VIEWS = 64  # of a workspace
+
+
+def _views_of(op: str, workspace: torch.Tensor, places: Places, batch_size: int) -> Views:
+    if is_compiling():
+        return _make_views(op, workspace, places, batch_size)
+    known = _views.get(workspace)
+    if known is None or known[0] != workspace.data_ptr():
+        known = _views[workspace] = (workspace.data_ptr(), {})
+    views: Views | None = known[1].get(places)
+    if views is None:
+        if len(known[1]) >= _MOST_VIEWS:
+            known[1].clear()
+        # A view of the tensor itself would keep it alive.
+        views = known[1][places] = _make_views(op, workspace.detach(), places, batch_size)
+    return views
+
+
+def _make_views(op: str, workspace: torch.Tensor, places: Places, batch_size: int) -> Views:
+    part = workspace.view(-1).view(torch.uint8)
+    part = part[-part.data_ptr() % ALIGNMENT :]
+    if part.numel() < places.size:
+        wanted = f"{places.size} for {batch_size} requests"
+        raise value_error(op, "workspace_buffer", f"{part.numel()} bytes from a multiple of 32", wanted)
+    return Views(
+        part[: 4 * places.lists].view(torch.int32),
+        part[places.indptr : places.indptr + 4 * (batch_size + 1)].view(torch.int32),
+        part[places.numbers : places.numbers + 32].view(torch.float64),
+        part[places.partials :],
+    )
+
+
 class Schedule(NamedTuple):
     """A schedule on the device."""
 
-    lists: Lists
     kv_indptr: torch.Tensor
     numbers: torch.Tensor | None
+    lists: Lists
 
 
 def schedule(
@@ -121,6 +166,7 @@ def schedule(
     workspace: torch.Tensor,
     shape: Shape,
     kernels: Kernels,
+    places: Places,
     seq_lens: torch.Tensor,
     qo_indptr: torch.Tensor | None,
     num_tokens: int,
@@ -136,7 +182,7 @@ def schedule(
     Args:
         op: the function to name in errors.
         workspace: bytes, contiguous.
-        shape, kernels: the runs, and their kernels.
+        shape, kernels, places: the runs, their kernels, and their places in the workspace.
         seq_lens: ``[batch_size]`` int32, keys of each request. Values are clamped to 0 and ``most_keys``.
         qo_indptr: ``[batch_size + 1]`` int32, first queries of the requests, or ``None`` for ``q_len`` queries of each.
         num_tokens, q_len: queries of all requests, and the most of one.
@@ -148,22 +194,15 @@ def schedule(
         ValueError: a workspace that is too small.
     """
     batch_size = seq_lens.numel()
-    places = places_of(shape, batch_size, q_len, kernels.tile_rows, kernels.workers)
-    bytes_ = workspace.view(-1).view(torch.uint8)
-    bytes_ = bytes_[-bytes_.data_ptr() % ALIGNMENT :]
-    if bytes_.numel() < places.size:
-        wanted = f"{places.size} for {batch_size} requests"
-        raise value_error(op, "workspace_buffer", f"{bytes_.numel()} bytes from a multiple of 32", wanted)
-    plan = bytes_[: 4 * places.lists].view(torch.int32)
-    kv_indptr = bytes_[places.indptr : places.indptr + 4 * (batch_size + 1)].view(torch.int32)
-    numbers = None if sm_scale is None else bytes_[places.numbers : places.numbers + 32].view(torch.float64)
+    plan, kv_indptr, numbers, partials = _views_of(op, workspace, places, batch_size)
+    given = None if sm_scale is None else numbers
     schedule_batch(
-        plan, kv_indptr, numbers, seq_lens, qo_indptr, sm_scale, num_tokens, q_len, most_keys, table_stride,
+        plan, kv_indptr, given, seq_lens, qo_indptr, sm_scale, num_tokens, q_len, most_keys, table_stride,
         shape.num_kv_heads, shape.num_qo_heads // shape.num_kv_heads, kernels.tile_rows, mask_mode, window_left,
         kernels.workers,
     )  # fmt: skip
     lists = Lists(
-        plan, bytes_[places.partials :], batch_size, places.max_items, places.max_merges, places.max_slots,
-        kernels.tile_rows, places.slot_rows,
+        plan, partials, batch_size, places.max_items, places.max_merges, places.max_slots, kernels.tile_rows,
+        places.slot_rows,
     )  # fmt: skip
-    return Schedule(lists, kv_indptr, numbers)
+    return Schedule(kv_indptr, given, lists)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from .._ops.bind import bind
 from .._ops.dtypes import is_fp8
@@ -16,7 +17,7 @@ from .._ops.errors import value_error
 from .._ops.numbers import check_range, finite, positive, whole
 from .._ops.tensors import check_device, check_metadata, check_tensor
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache, check_sinks, layout_of, no_gradient, rows_of
-from .batch_schedule import kernels_of, schedule
+from .batch_schedule import Kernels, Places, kernels_of, places_of, schedule
 from .lists import Shape
 from .operators import call
 from .signature import CallArguments, Parameters
@@ -70,33 +71,16 @@ def attend(
     workspace: torch.Tensor,
 ) -> torch.Tensor:
     """Return the output of :func:`flashinfer.decode.xqa_batch_decode_with_kv_cache`, whose arguments these are."""
-    layout = layout_of(op, kv_layout)
     k, v = cache
-    dims = "p h n d" if layout else "p n h d"
-    dtypes = QUERIES if isinstance(query, torch.Tensor) and query.is_cpu else QUERIES[:2]
-    batch_size, _, tokens, num_qo_heads, head_dim, *rest = bind(
-        op, block_tables=(block_tables, "b m", (torch.int32,)), seq_lens=(seq_lens, "b", LENGTHS),
-        query=(query, "t q d", dtypes), k_cache=(k, dims), v_cache=(v, dims, "k_cache"),
-    )  # fmt: skip
-    num_pages, heads, page_size = rest if layout else (rest[0], rest[2], rest[1])
-    if heads < 1 or num_qo_heads % heads != 0:
-        raise value_error(op, "query", f"{num_qo_heads} heads", f"a multiple of the cache's {heads}")
-    if k.dtype != query.dtype and not is_fp8(k.dtype):
-        raise TypeError(f"{op}: k_cache: got {k.dtype}, wanted {query.dtype} as query has, or 8 bits")
+    known = _prepare(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
     positive(op, "max_seq_len", max_seq_len)
-    positive(op, "q_len_per_req", queries.longest)
-    window = whole(op, "window_left", window_left)
-    if queries.indptr is None:
-        check_range(op, "query", tokens, batch_size * queries.longest, batch_size * queries.longest, unit="queries")
-    else:
-        bind(op, block_tables=(block_tables, "b _"), q_cu_seq_lens=(queries.indptr, "b+1", (torch.int32,)))
-    if block_tables.numel() > 0 and block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
-        raise value_error(op, "block_tables", f"stride {block_tables.stride(1)} of the last dimension", 1)
+    window, tokens = whole(op, "window_left", window_left), query.shape[0]
+    shape, kernels, places = known.shape, known.kernels, known.places
     if queries.mask is not None:
         _check_mask(op, queries.mask, tokens, queries.longest, query.device)
     no_gradient(op, (query, k, v, sinks))
     if sinks is not None:
-        check_sinks(op, sinks, num_qo_heads, query.device, False)
+        check_sinks(op, sinks, shape.num_qo_heads, query.device, False)
     scale, sm_scale = _factor(op, "bmm1_scale", scales.logits, query.device)
     o_scale, multiplied = _factor(op, "bmm2_scale", scales.out, query.device)
     check_tensor(op, "workspace_buffer", workspace)
@@ -108,21 +92,19 @@ def attend(
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     eights = (torch.float8_e4m3fn,) if is_fp8(k.dtype) else ()
     check_metadata(op, "out", out, query.shape, query.device, query.dtype, *eights)
-    if query.numel() == 0:
+    if kernels is None or places is None:
         return out
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if is_fp8(out.dtype) else out
-    shape = Shape(num_qo_heads, heads, head_dim, head_dim, query.dtype, k.dtype, query.dtype)
-    kernels = kernels_of(op, shape, queries.longest, queries.mask is not None, query.device)
     pages, stride = _flat(block_tables)
     mask_mode = NON_CAUSAL if queries.longest == 1 or queries.mask is not None else CAUSAL
-    lens = seq_lens.view(torch.int32).contiguous()
+    lens = seq_lens if seq_lens.dtype == torch.int32 else seq_lens.view(torch.int32)
     made = schedule(
-        op, workspace, shape, kernels, lens, queries.indptr, tokens, queries.longest,
-        min(max_seq_len, block_tables.shape[1] * page_size if num_pages else 0), stride, mask_mode, window, sm_scale,
+        op, workspace, shape, kernels, places, lens.contiguous(), queries.indptr, tokens, queries.longest,
+        min(max_seq_len, known.most_keys), stride, mask_mode, window, sm_scale,
     )  # fmt: skip
     arguments = CallArguments(
-        kv_indptr=made.kv_indptr, kv_indices=pages, kv_layout=layout, mask_mode=mask_mode, window_left=window,
-        o_scale=o_scale, **made.lists._asdict(),
+        made.kv_indptr, pages, *made.lists, kv_layout=known.layout, mask_mode=mask_mode, window_left=window,
+        o_scale=o_scale,
     )  # fmt: skip
     parameters: tuple[Any, ...] = Parameters(maybe_numbers=made.numbers, maybe_sinks=sinks, sm_scale=scale)
     if queries.mask is not None:
@@ -134,6 +116,75 @@ def attend(
         most = torch.finfo(out.dtype).max
         out.copy_(result.clamp(-most, most) if is_fp8(out.dtype) else result)
     return out
+
+
+class Prepared(NamedTuple):
+    """Properties of all calls with the same shapes and dtypes."""
+
+    layout: int
+    shape: Shape
+    most_keys: int  # entries of a request's pages
+    kernels: Kernels | None  # None: no query
+    places: Places | None
+
+
+_known: dict[tuple[Any, ...], Prepared] = {}
+_MOST_KNOWN = 1024
+
+
+def _prepare(
+    op: str, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layout: str, block_tables: torch.Tensor,
+    seq_lens: torch.Tensor, queries: Queries,
+) -> Prepared:  # fmt: skip
+    """Check shapes and dtypes. Operators check the devices of tensors whose shapes are known."""
+    if is_compiling():
+        return _checked(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
+    try:
+        starts = None if queries.indptr is None else (queries.indptr.shape, queries.indptr.dtype)
+        key = (
+            kv_layout, query.shape, query.dtype, query.device, k.shape, k.dtype, v.shape, v.dtype, block_tables.shape,
+            block_tables.stride(), block_tables.dtype, seq_lens.shape, seq_lens.dtype, queries.longest, starts,
+            queries.mask is None,
+        )  # fmt: skip
+        known = _known.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # arguments that the checks refuse
+        return _checked(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
+    if known is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[key] = _checked(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
+    return known
+
+
+def _checked(
+    op: str, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layout: str, block_tables: torch.Tensor,
+    seq_lens: torch.Tensor, queries: Queries,
+) -> Prepared:  # fmt: skip
+    layout = layout_of(op, kv_layout)
+    dims = "p h n d" if layout else "p n h d"
+    dtypes = QUERIES[:2] if isinstance(query, torch.Tensor) and query.is_cuda else QUERIES
+    batch_size, columns, tokens, num_qo_heads, head_dim, *rest = bind(
+        op, block_tables=(block_tables, "b m", (torch.int32,)), seq_lens=(seq_lens, "b", LENGTHS),
+        query=(query, "t q d", dtypes), k_cache=(k, dims), v_cache=(v, dims, "k_cache"),
+    )  # fmt: skip
+    num_pages, heads, page_size = rest if layout else (rest[0], rest[2], rest[1])
+    if heads < 1 or num_qo_heads % heads != 0:
+        raise value_error(op, "query", f"{num_qo_heads} heads", f"a multiple of the cache's {heads}")
+    if k.dtype != query.dtype and not is_fp8(k.dtype):
+        raise TypeError(f"{op}: k_cache: got {k.dtype}, wanted {query.dtype} as query has, or 8 bits")
+    longest = positive(op, "q_len_per_req", queries.longest)
+    if queries.indptr is None:
+        check_range(op, "query", tokens, batch_size * longest, batch_size * longest, unit="queries")
+    else:
+        bind(op, block_tables=(block_tables, "b _"), q_cu_seq_lens=(queries.indptr, "b+1", (torch.int32,)))
+    if block_tables.numel() > 0 and block_tables.stride(1) != 1 and columns > 1:
+        raise value_error(op, "block_tables", f"stride {block_tables.stride(1)} of the last dimension", 1)
+    shape = Shape(num_qo_heads, heads, head_dim, head_dim, query.dtype, k.dtype, query.dtype)
+    kernels = places = None
+    if query.numel() > 0:
+        kernels = kernels_of(op, shape, longest, queries.mask is not None, query.device)
+        places = places_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
+    return Prepared(layout, shape, columns * page_size if num_pages else 0, kernels, places)
 
 
 def _check_mask(op: str, mask: torch.Tensor, tokens: int, longest: int, device: torch.device) -> None:

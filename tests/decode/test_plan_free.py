@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -353,6 +355,30 @@ def test_bad_arguments(message):
     with pytest.raises((ValueError, TypeError), match=f"^xqa_batch_decode_with_kv_cache: ({message})"):
         xqa_batch_decode_with_kv_cache(**BAD[message](given))
     assert (out == 77).all()
+
+
+@pytest.mark.parametrize("name", ["query", "kv_cache", "block_tables", "seq_lens", "workspace_buffer"])
+def test_another_device_after_a_call_of_the_same_shapes(name, device):
+    """Shapes are checked once. The device of each tensor is checked in every call."""
+    batch = Drawn(device, [9, 20, 3])
+    xqa_batch_decode_with_kv_cache(**batch.arguments)
+    out, given = torch.full_like(batch.q, 77.0), batch.arguments[name]
+    other = (given[0], given[1].to("meta")) if name == "kv_cache" else given.to("meta")
+    with pytest.raises(ValueError, match="meta"):
+        xqa_batch_decode_with_kv_cache(**batch.arguments | {name: other}, out=out)
+    assert (out == 77).all()
+
+
+def test_a_workspace_is_freed(device):
+    """Views of workspaces are kept, but they keep no workspace alive."""
+    batch = Drawn(device, [9, 20, 3])
+    memory = batch.arguments["workspace_buffer"].clone()
+    freed = weakref.ref(memory)
+    for _ in range(2):
+        xqa_batch_decode_with_kv_cache(**batch.arguments | dict(workspace_buffer=memory))
+    del memory
+    gc.collect()
+    assert freed() is None
 
 
 def test_unsupported_arguments():
