@@ -52,7 +52,8 @@ def call_with(name: str, tensor: object) -> None:
     function = getattr(flashinfer, name)
     required = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
     given = {one.name: 1 if one.annotation in ("int", "float") else tensor for one in required}
-    function(*(given.pop(one.name) for one in required if one.kind is not one.KEYWORD_ONLY), **given)
+    positional = [given.pop(one.name) for one in required if one.kind is not one.KEYWORD_ONLY]
+    function(*positional, **given)
 
 
 def test_all_are_found():
