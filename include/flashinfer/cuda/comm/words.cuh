@@ -69,25 +69,23 @@ __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure
 
 // Returns true if the host aborts. Of all threads that wait, one reads the host's memory in 65 us. When each warp did,
 // at 0.5 us for each, ranks were late for each other in every call (two H100: 1 ms for a sum of 1 MiB).
-__device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint64_t now) {
-  const uint32_t time = static_cast<uint32_t>(now >> 16);
+__device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t time) {
   uint32_t* looked = &p.group.state->looked;
   return *reinterpret_cast<volatile uint32_t*>(looked) != time && atomicExch(looked, time) != time &&
          ptx::load_relaxed_sys(&p.group.report->abort) != 0u;
 }
 
 // Returns a failure if a wait for `sender` must end: another wait has failed, the sender makes another call, the host
-// aborts, or the time is over. The first look sets the deadline.
-__device__ __forceinline__ Failure look_around(const AllReduceParams& p, int sender, uint32_t epoch,
-                                               uint64_t& deadline) {
+// aborts, or the time is over. The first look sets `began`, in units of 65 us: 64 bits would be one register too many.
+__device__ __forceinline__ Failure look_around(const AllReduceParams& p, int sender, uint32_t epoch, uint32_t& began) {
   if (const Failure before = earlier_failure(p)) return before;
   const uint4 theirs = ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, sender, epoch));
   if (has_arrived(theirs) && !is_same(header_in(theirs), header_of(p, epoch)))
     return fail(p, CommError::kMismatch, sender);
-  const uint64_t now = ptx::globaltimer();
-  if (deadline == 0) deadline = now + p.group.timeout_ns;
-  if (is_aborted(p, now)) return fail(p, CommError::kAborted, sender);
-  return now > deadline ? fail(p, CommError::kLate, sender) : 0;
+  const uint32_t time = static_cast<uint32_t>(ptx::globaltimer() >> 16);
+  if (began == 0) began = time;
+  if (is_aborted(p, time)) return fail(p, CommError::kAborted, sender);
+  return time - began > p.group.timeout_ns >> 16 ? fail(p, CommError::kLate, sender) : 0;
 }
 
 // Polls four words of `sender` until all are data. Returns empty words, which are NaN, after a failure: later calls of
@@ -95,11 +93,11 @@ __device__ __forceinline__ Failure look_around(const AllReduceParams& p, int sen
 __device__ __forceinline__ uint4 wait_for(const AllReduceParams& p, uint4 words, const uint8_t* from, int sender,
                                           uint32_t epoch, Failure& failure) {
   if (failure == 0 && !has_arrived(words)) {
-    uint64_t deadline = 0;
+    uint32_t began = 0;
     for (int spin = 1; failure == 0; ++spin) {
       words = ptx::load4_relaxed_sys(from);
       if (has_arrived(words)) break;
-      if (spin % kSpinsPerCheck == 0) failure = look_around(p, sender, epoch, deadline);
+      if (spin % kSpinsPerCheck == 0) failure = look_around(p, sender, epoch, began);
     }
   }
   return failure == 0 ? words : empty_words();
