@@ -1,6 +1,6 @@
 """Calls as engines make them: as many arguments by position, and the keyword names, of their sources.
 
-SGLang 0.4.9.post1, vLLM 0.9.2 and 0.32.0, LightLLM fc72ffa, mini-sglang 20fcd7f and TensorRT-LLM aa3dd6f. What the calls
+SGLang 0.4.9.post1 and 0.5.23, vLLM 0.9.2, 0.32.0 and 0.33.0, LightLLM fc72ffa, mini-sglang 20fcd7f and TensorRT-LLM aa3dd6f. What the calls
 compute is compared with float64 where attention is called; other functions have tests of their own.
 """
 
@@ -305,6 +305,47 @@ def test_functions_of_sampling(device):
     draft = probs.view(2, 2, 100)
     target = torch.cat([draft, draft[:, :1]], 1).contiguous()
     sampling.chain_speculative_sampling(draft, k.view(2, 2), target)  # vLLM 0.9.2
+
+
+def padded(batch: Batch, device: str) -> torch.Tensor:
+    """Return a page table, whose rows have any entry after the last page."""
+    table = torch.full((len(batch.qo_lens), 1 + max(map(len, batch.paged.tables))), 2**30, dtype=torch.int32)
+    for row, pages in zip(table, batch.paged.tables, strict=True):
+        row[: len(pages)] = int32(pages)
+    return table.to(device)
+
+
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_vllm_0_33_decodes_without_a_plan(q_len, device):
+    """vLLM gives a mask of 32 bits for each query if requests have several, and writes to a part of a buffer."""
+    batch = Batch(device, [5, 170, 3], [q_len] * 3, 16)
+    bits = (2 ** torch.arange(1, q_len + 1) - 1).int()  # causal
+    mask = bits.view(torch.uint16).view(1, q_len, 2).expand(5, -1, -1).contiguous().to(device)[:3]
+    buffer = torch.full((3 * q_len + 2, HEADS, DIM), float("nan"), dtype=DTYPE, device=device)
+    flashinfer.decode.xqa_batch_decode_with_kv_cache(
+        query=batch.q, kv_cache=batch.paged.cache, kv_cache_sf=None, workspace_buffer=workspace(device).zero_(),
+        block_tables=padded(batch, device), seq_lens=int32(batch.paged.kv_lens, device), max_seq_len=170,
+        bmm1_scale=SCALE, bmm2_scale=1.0, window_left=-1, out=buffer[: 3 * q_len], sinks=None, kv_layout="NHD",
+        q_len_per_req=q_len, mask=mask if q_len > 1 else None, q_cu_seq_lens=None,
+    )  # fmt: skip
+    batch.check(buffer[: 3 * q_len], sm_scale=SCALE, causal=True)
+    assert buffer[3 * q_len :].isnan().all()
+
+
+@pytest.mark.parametrize("qo_lens", [[1, 1, 1], [2, 2, 2], [2, 0, 4]], ids=str)
+def test_sglang_0_5_23_decodes_without_a_plan(qo_lens, device):
+    batch = Batch(device, [5, 170, 30], qo_lens, 16)
+    cache = tuple(x.transpose(1, 2) for x in batch.paged.cache)  # HND, strided
+    more: dict[str, Any] = dict(q_len_per_req=qo_lens[0]) if len({*qo_lens}) == 1 else dict(
+        q_len_per_req=None, max_q_len=4, cum_seq_lens_q=batch.qo_indptr.to(device)
+    )  # fmt: skip
+    out = flashinfer.decode.trtllm_batch_decode_with_kv_cache(
+        query=batch.q, kv_cache=cache, workspace_buffer=workspace(device).zero_(),
+        block_tables=padded(batch, device), seq_lens=int32(batch.paged.kv_lens, device), max_seq_len=4096,
+        bmm1_scale=SCALE, bmm2_scale=1.0, window_left=-1, sinks=None, skip_softmax_threshold_scale_factor=None,
+        out=None, out_dtype=DTYPE, kv_cache_sf=None, multi_ctas_kv_counter_buffer=None, **more,
+    )  # fmt: skip
+    batch.check(out, sm_scale=SCALE, causal=True)
 
 
 # Function: number of positional arguments, keyword names.
