@@ -1,7 +1,8 @@
 """Calls as engines make them: as many arguments by position, and the keyword names, of their sources.
 
-SGLang 0.4.9.post1 and 0.5.23, vLLM 0.9.2, 0.32.0 and 0.33.0, LightLLM fc72ffa, mini-sglang 20fcd7f and TensorRT-LLM aa3dd6f. What the calls
-compute is compared with float64 where attention is called; other functions have tests of their own.
+SGLang 0.4.9.post1 and 0.5.23, vLLM 0.9.2, 0.32.0 and 0.33.0, LightLLM fc72ffa, mini-sglang 20fcd7f and TensorRT-LLM
+aa3dd6f. What the calls compute is compared with float64 where attention is called; other functions have tests of their
+own.
 """
 
 from __future__ import annotations
