@@ -235,7 +235,8 @@ CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
 )
 TORCH_CUDA_ARCH_LIST: Variable[tuple[str, ...]] = Variable(
     "TORCH_CUDA_ARCH_LIST",
-    "Archs to compile for if `FLASHINFER_CUDA_ARCH_LIST` is not set, in torch's grammar. Never rejects existing modules.",
+    "Archs to compile for if `FLASHINFER_CUDA_ARCH_LIST` is not set, in torch's grammar. It selects targets of builds"
+    " only: loads also use modules of other archs.",
     _ARCH_WANTED + ", or names of generations such as Hopper",
     parse_torch_archs,
     lambda: (),

@@ -24,8 +24,8 @@ configuration has one module. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--va
 
 `--attention-form dispatching` builds one module for all configurations of a family. A call loads the module of exactly
 its configuration if it exists, otherwise a dispatching module that covers it. If neither exists, it builds the exact
-one. A dispatching module has one translation unit per combination of values. Each compiles as fast as a specialised
-module. Masks, windows, layouts, page sizes, head groups and paging are run-time values of every module.
+one. A dispatching module has one translation unit per configuration. A unit compiles as fast as the module of its
+configuration. Masks, windows, layouts, page sizes, head groups and paging are run-time values of every module.
 
 ## Prefill on Hopper
 
@@ -38,8 +38,8 @@ gives the reason. `backend="fa2"` requests the portable module.
 8-bit queries need 8-bit keys and values of the same dtype and a 16-bit output. Their kernels exist for Hopper only, in
 modules such as `prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a`; `--kv-dtypes float8_e4m3fn` builds them. Scales are numbers,
 or tensors with one element or one per head. They are arguments of `single_prefill_with_kv_cache`. A wrapper's `run()`
-takes them after keys and values. Weights are rounded to e4m3 before the product with values, so outputs err by 2 to 3 %
-of their norm.
+takes them after keys and values. `P` is rounded to e4m3 before the product with values, so outputs err by 2 to 3 % of
+their norm.
 
 ## Decode on Hopper
 

@@ -1,4 +1,4 @@
-"""Plans: lists of a batch, options of its runs, and checks of the arguments of a run."""
+"""Plans: work items of a batch, options of its runs, and checks of the arguments of a run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Requests(NamedTuple):
     masks: MaskTensors
     page_size: int | None  # None: ragged keys
     kv_layout: int
-    given: Shape | None = None  # float64 shape of the run, for gradient checks without a kernel
+    given: Shape | None = None  # shape of the caller's float64 tensors, for gradient checks without a kernel
     cut: Cut = BALANCED
 
     def mask_mode(self, options: Options) -> int:
@@ -185,7 +185,10 @@ def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
 
 
 def _same_memory(former: Plan, requests: Requests, lists: Lists) -> bool:
-    """Return whether a plan overwrote the lists and the tables of another plan, so that bound calls already read it."""
+    """Return whether a plan is in the same memory as ``former``.
+
+    The calls bound for ``former`` then read the new lists and tables.
+    """
     batch, before = requests.batch, former.requests.batch
     return (
         lists.plan is former.lists.plan
@@ -244,7 +247,7 @@ def check_inputs(
     if page_size is not None:
         check_as_planned(op, "paged_kv_cache", k.shape[tokens], page_size, "slots in a page")
     got, what = (k.shape[tokens], "rows of keys") if page_size is None else (k.shape[0], "pages")
-    check_range(op, "k", got, kv_rows, unit=what, why=" as the tables of plan() name")
+    check_range(op, "k", got, kv_rows, unit=what, why=" for the tables of plan()")
 
 
 def results_of(

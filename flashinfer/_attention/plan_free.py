@@ -70,7 +70,7 @@ def attend(
     out: torch.Tensor | None,
     workspace: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the output of :func:`flashinfer.decode.xqa_batch_decode_with_kv_cache`, whose arguments these are."""
+    """Return the output of :func:`flashinfer.decode.xqa_batch_decode_with_kv_cache`. It describes the arguments."""
     k, v = cache
     known = _prepare(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
     positive(op, "max_seq_len", max_seq_len)
@@ -82,7 +82,7 @@ def attend(
     if sinks is not None:
         check_sinks(op, sinks, shape.num_qo_heads, query.device, False)
     scale, sm_scale = _factor(op, "bmm1_scale", scales.logits, query.device)
-    o_scale, multiplied = _factor(op, "bmm2_scale", scales.out, query.device)
+    o_scale, out_factor = _factor(op, "bmm2_scale", scales.out, query.device)
     check_tensor(op, "workspace_buffer", workspace)
     if not workspace.is_contiguous() or workspace.device != query.device:
         raise value_error(
@@ -90,8 +90,8 @@ def attend(
         )
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    eights = (torch.float8_e4m3fn,) if is_fp8(k.dtype) else ()
-    check_metadata(op, "out", out, query.shape, query.device, query.dtype, *eights)
+    fp8_dtypes = (torch.float8_e4m3fn,) if is_fp8(k.dtype) else ()
+    check_metadata(op, "out", out, query.shape, query.device, query.dtype, *fp8_dtypes)
     if kernels is None or places is None:
         return out
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if is_fp8(out.dtype) else out
@@ -110,8 +110,8 @@ def attend(
     if queries.mask is not None:
         parameters = (made.numbers, sinks, queries.mask, queries.indptr, scale, queries.mask.shape[-1])
     call(op, kernels.operators.run, rows_of(query), k, v, result, None, *arguments, *parameters)
-    if multiplied is not None:
-        result = result * multiplied  # float32
+    if out_factor is not None:
+        result = result * out_factor  # float32
     if result is not out:
         most = torch.finfo(out.dtype).max
         out.copy_(result.clamp(-most, most) if is_fp8(out.dtype) else result)

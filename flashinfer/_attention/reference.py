@@ -1,4 +1,4 @@
-"""Attention and its gradients as compositions of torch's functions, for calls without a kernel (as float64).
+"""Attention and its gradients as compositions of torch's functions, for calls without a kernel, such as float64.
 
 float64 inputs are computed in float64, all others in float32. Memory holds one block of logits for all heads. Sums have
 a fixed order. The host reads no tensor of a device.
@@ -124,8 +124,8 @@ class _Attention:
         start = self.request.kv_len - self.request.qo_len + query - self.options.window_left
         return min(max(start, 0), self.request.kv_len)
 
-    def last_key(self, query: int) -> int:
-        """Return the key after the last one that a query sees."""
+    def end_key(self, query: int) -> int:
+        """Return the end of the keys that a query sees: one more than the last."""
         if self.options.mask_mode != CAUSAL:
             return self.request.kv_len
         return min(max(self.request.kv_len - self.request.qo_len + query + 1, 0), self.request.kv_len)
@@ -138,7 +138,7 @@ class _Attention:
 
     def blocks(self, q_from: int, q_to: int, step: int) -> Iterator[Block]:
         """Yield the blocks that hold visible keys of these queries."""
-        stop = self.last_key(q_to - 1)
+        stop = self.end_key(q_to - 1)
         for start in range(self.first_key(q_from), stop, step):
             yield Block(q_from, q_to, start, min(start + step, stop))
 
@@ -156,7 +156,7 @@ class _Attention:
         """Return the mask ``[queries, keys]`` of hidden keys, or ``None`` if all are visible."""
         request, options = self.request, self.options
         custom = options.mask_mode == CUSTOM
-        if not custom and at.k_to <= self.last_key(at.q_from) and at.k_from >= self.first_key(at.q_to - 1):
+        if not custom and at.k_to <= self.end_key(at.q_from) and at.k_from >= self.first_key(at.q_to - 1):
             return None
         device = self.k.device
         query = torch.arange(at.q_from, at.q_to, device=device)[:, None]

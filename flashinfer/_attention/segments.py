@@ -50,7 +50,8 @@ def variable_length_merge_states(
         first, end = check_offsets(op, "indptr", indptr)
         check_option(op, "indptr", (first, end), ((0, states),), ", all states of v")
     segments = indptr.numel() - 1
-    # Counting begins, unlike repeat_interleave, neither reads lengths on the host nor asserts on the device.
+    # Number the segment of each state by counting the segments that have begun. repeat_interleave would read lengths
+    # on the host, or assert on the device.
     begins = indptr[1:-1].clamp(0, states).long()
     counts = torch.zeros(states + 1, dtype=torch.int64, device=v.device)
     segment = counts.index_add(0, begins, torch.ones_like(begins)).cumsum(0)[:states]

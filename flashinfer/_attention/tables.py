@@ -53,7 +53,7 @@ def check_indices(op: str, name: str, indices: torch.Tensor, indptr_name: str, f
     Returns:
         One more than the largest page. 0 if the table is on a device or the range is empty.
     """
-    check_range(op, name, indices.numel(), end, unit="pages", why=f" as {indptr_name} names")
+    check_range(op, name, indices.numel(), end, unit="pages", why=f", the end of {indptr_name}")
     if indices.device.type != "cpu" or first == end:
         return 0
     smallest, largest = (int(x) for x in indices[first:end].aminmax())
@@ -120,7 +120,7 @@ class Batch(NamedTuple):
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor | None
     kv_start: int = 0  # the first row of ragged keys that a request has
-    row_start: int = 0  # the first row of q that a request has; a number, because graphs read it
+    row_start: int = 0  # the first row of q that a request has; a number, because graphs cannot read qo_indptr
 
 
 def check_pages(
@@ -143,11 +143,11 @@ def check_pages(
 
 
 def paged_batch(
-    tables: Tables, qo_indptr: torch.Tensor, page_size: int, indptr: torch.Tensor, near_indptr: torch.Tensor,
+    tables: Tables, qo_indptr: torch.Tensor, page_size: int, indptr: torch.Tensor, host_indptr: torch.Tensor,
     indices: torch.Tensor, last: torch.Tensor,
 ) -> Batch:  # fmt: skip
-    """Return a paged batch that is planned by its lengths; ``qo_indptr``, ``near_indptr`` and ``last`` are on the host."""
+    """Return a paged batch with its lengths of keys. ``qo_indptr``, ``host_indptr`` and ``last`` are on the host."""
     names = ("indptr", "indices", "last_page_len")
-    kv_lens, num_pages, used = check_pages(tables.op, qo_indptr, page_size, near_indptr, last, indices, names)
+    kv_lens, num_pages, used = check_pages(tables.op, qo_indptr, page_size, host_indptr, last, indices, names)
     device_tables = tables.to_device("indptr", None, indptr), tables.to_device("indices", None, indices[:used])
     return Batch(int(qo_indptr[-1]), qo_indptr, kv_lens, num_pages, *device_tables, row_start=int(qo_indptr[0]))

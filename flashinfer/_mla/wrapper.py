@@ -227,7 +227,7 @@ class MlaWrapper(NoCopies):
             check_as_planned(op, "q_nope", q_nope.shape[0], rows, "queries")
         check_as_planned(op, "q_nope", q_nope.shape[1], planned.num_heads, "heads")
         check_as_planned(op, "ckv_cache", ckv_cache.shape[1], planned.page_size, "slots in a page")
-        why = " as the tables of plan() name"
+        why = " for the tables of plan()"
         check_range(op, "ckv_cache", ckv_cache.shape[0], planned.pages, unit="pages", why=why)
 
 

@@ -15,24 +15,24 @@ from .sizes import differs
 from .tensors import check_dtype, check_tensor
 
 _Tensor, _strided = torch.Tensor, torch.strided
-# One dimension: a letter ("" for a fixed size), and the number that is added to it.
+# One dimension: a name ("" for a fixed size), and the number that is added to its size.
 Pattern = tuple[tuple[str, int], ...]
 
 _patterns: dict[str, Pattern] = {}
 
 
 def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
-    """Check tensors against each other. Return their sizes in the order in which the letters appear.
+    """Check tensors against each other. Return their sizes in the order in which the names appear.
 
     Args:
         op: the function to name in errors, unless a public function of the package is on the stack.
         arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words:
-            a letter for one size wherever it appears, a number, a letter plus a number as in ``e+1``, or
+            a name for one size wherever it appears, a number, a name plus a number as in ``e+1``, or
             ``_`` for any size. They can also be a tuple of computed sizes, or ``None`` for any shape. A ``?``
             in front allows ``None``. Dtypes are a tuple, or the name of an argument with the same dtype.
 
-    All tensors are dense and on the device of the first. A graph compares sizes that are still unknown when
-    it runs.
+    All tensors are dense and on the device of the first. A graph that does not know sizes yet compares them at
+    run time.
 
     Raises:
         TypeError: no tensor, or another dtype.
@@ -108,5 +108,5 @@ def _refuse_shape(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: 
     for letter, offset in pattern:
         known = sizes.get(letter)
         words.append("any" if known is None else f"{known + offset}")
-    # One text: in a graph, a text inside another one would be quoted.
+    # Format the text here: a graph would put quotation marks around a text that value_error() inserts.
     raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted [{', '.join(words)}]")

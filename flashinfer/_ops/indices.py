@@ -69,7 +69,7 @@ def narrowed(op: str, name: str, x: torch.Tensor, dtype: torch.dtype) -> torch.T
 def check_each(
     op: str, name: str, x: torch.Tensor, least: int | torch.Tensor, most: int | torch.Tensor, why: str = ""
 ) -> None:
-    """Check each number of a vector on the host. A vector of limits has one for each number.
+    """Check each number of a vector on the host. Limits are numbers, or vectors with a limit for each number.
 
     Raises:
         ValueError: a number below ``least`` or above ``most``.

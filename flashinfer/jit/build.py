@@ -47,7 +47,8 @@ from .report import guarded, say
 from .spec import Spec, closure, digest
 from .worker import RUN, UNIT, file_digest, is_made, is_shared, read_depfile, read_note_at
 
-with process.one_step(), suppress(OSError):  # tempfile makes its first name under a lock
+# tempfile makes its first name under a lock. A fork in another thread would leave that lock held in the child.
+with process.one_step(), suppress(OSError):
     tempfile.mkdtemp(dir=os.devnull)
 
 TICK = 1000  # milliseconds without output after which the display is updated anyway
@@ -97,7 +98,10 @@ class Session:
         self.timeline = Timeline(time.time(), os.uname().nodename, os.getpid(), compilers(jobs))
 
     def build(self, holds: Mapping[BuildRequest, Hold]) -> Iterator[tuple[BuildRequest, Artifact | Rejected]]:
-        """Build modules in one run. A module whose files were removed meanwhile has no answer at first."""
+        """Build modules in one run and yield their answers.
+
+        A module whose files were removed meanwhile gets no answer the first time. The caller then builds it again.
+        """
         run = Run(holds, self.root, self.timeline)
         place = run.folder / run.directory(next(iter(holds)))
         try:
@@ -131,7 +135,7 @@ class Run:
         self.holds, self.timeline = holds, timeline
         self.root, self.folder = root, root / "build"
         self.answers = dict[BuildRequest, Artifact | Rejected]()
-        self.said: list[str] = []  # lines of ninja itself
+        self.ninja_lines: list[str] = []  # output of ninja itself
         self.linked = dict[str, str]()  # links in the build directory -> the folders that messages name
         # Request -> output file -> output.
         self.units: dict[BuildRequest, dict[str, _UnitOutput]] = {request: {} for request in holds}
@@ -211,23 +215,23 @@ class Run:
             if spec.template:
                 write_atomically(place / spec.config_header, render_config(spec).encode())
             past = past_of(spec.name)
-            made = self._made(request).items()
+            made = self._output_names(request).items()
             expected = {Path(file).name: expected_memory(past, source) for file, source in made}
             run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.timeline.jobs, "expected": expected}
             write_atomically(place / RUN, json.dumps(run).encode())
         modules = {self.directory(request): request.spec for request in self.holds}
         toolchain = replace(
             toolchain,
-            cxx=self._reached(toolchain.cxx, log, "cxx"),
-            nvcc=toolchain.nvcc and self._reached(toolchain.nvcc, log, "nvcc"),
-            torch_dir=Path(self._reached(f"{toolchain.torch_dir}/", log, "torch")),
+            cxx=self._plain_path(toolchain.cxx, log, "cxx"),
+            nvcc=toolchain.nvcc and self._plain_path(toolchain.nvcc, log, "nvcc"),
+            torch_dir=Path(self._plain_path(f"{toolchain.torch_dir}/", log, "torch")),
         )
         text = render_graph(modules, toolchain, self.worker, log)
         write_atomically(self.folder / log / "graph.ninja", os.fsencode(text))
         return f"{log}/graph.ninja"
 
-    def _reached(self, path: str, log: str, name: str) -> str:
-        """Return a path that every tool accepts: a link to its folder if it is not plain itself."""
+    def _plain_path(self, path: str, log: str, name: str) -> str:
+        """Return a path without special characters: ``path``, or a path through a link to its folder."""
         if is_plain(path):
             return path
         folder, file = os.path.split(path)
@@ -239,7 +243,7 @@ class Run:
         # Remove the worker from every command, so that the rest can be run by hand in the build directory.
         prefix = re.compile(rf"exec {re.escape(shlex.join(self.worker))} .*? -- ")
         requests = {self.directory(request): request for request in self.holds}
-        lines = self.said
+        lines = self.ninja_lines
         for line in _lines(ninja):
             if line.startswith(UNIT):
                 message = json.loads(line.removeprefix(UNIT))
@@ -247,7 +251,7 @@ class Run:
                 unit = self.units[request].setdefault(message["file"], _UnitOutput())
                 lines = unit.lines
                 if "code" in message:
-                    lines, unit.code = self.said, message["code"]
+                    lines, unit.code = self.ninja_lines, message["code"]
                     self._unit_ended(request, message["file"], unit.code)
                 else:
                     unit.command = shlex.join(message["command"])
@@ -309,7 +313,7 @@ class Run:
         shutil.rmtree(library.parent.parent, ignore_errors=True)
         return artifact
 
-    def _made(self, request: BuildRequest) -> dict[str, str]:
+    def _output_names(self, request: BuildRequest) -> dict[str, str]:
         """Map the outputs of a module's units, below the build directory, to their names in the history."""
         directory = self.directory(request)
         return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": LINK}
@@ -317,7 +321,7 @@ class Run:
     def _record(self, request: BuildRequest) -> dict[str, Past]:
         """Add the units' records to the timeline. Return the time and memory of each file."""
         past: dict[str, Past] = {}
-        for file, source in self._made(request).items():
+        for file, source in self._output_names(request).items():
             record = read_note_at(f"{self.folder / file}.json")
             with suppress(KeyError, TypeError):
                 queued, start, end, peak = (record[name] for name in ("queued", "start", "end", "peak"))
@@ -336,15 +340,15 @@ class Run:
         name, log = request.spec.name, self.folder / self.directory(request) / "build.log"
         units = [unit for unit in self.units[request].values() if unit.command]
         with suppress(OSError):
-            everything = [line for unit in units for line in (unit.command, *unit.lines)] or self.said
+            everything = [line for unit in units for line in (unit.command, *unit.lines)] or self.ninja_lines
             write_atomically(log, os.fsencode("\n".join(everything)) + b"\n")
-        failed = next((unit for unit in units if unit.code), _UnitOutput(" ".join(command), self.said))
-        words = _from_first_error(failed.lines)
-        reason = words[0] if words else "no output"
+        failed = next((unit for unit in units if unit.code), _UnitOutput(" ".join(command), self.ninja_lines))
+        messages = _from_first_error(failed.lines)
+        reason = messages[0] if messages else "no output"
         if failed.code is None:  # a unit or ninja was killed before it could report
-            ended = words[0] if words else f"ninja ended with {status}"
+            ended = messages[0] if messages else f"ninja ended with {status}"
             reason = f"ninja was killed by signal {-status}" if status < 0 else ended
-        return BuildError(name, reason, failed.command, "\n".join(words), log)
+        return BuildError(name, reason, failed.command, "\n".join(messages), log)
 
 
 def _link(folder: str, link: Path) -> None:
@@ -355,7 +359,10 @@ def _link(folder: str, link: Path) -> None:
 
 
 def failure(name: str, what: str, err: Exception, root: Path) -> BuildError:
-    """Return the error of a build that ended with ``err``: a workspace's if a path below ``root`` failed."""
+    """Return the error of a build that ended with ``err``.
+
+    It is a :class:`WorkspaceBuildError` if the failed path is below ``root``.
+    """
     names = [getattr(err, attribute, None) for attribute in ("filename", "filename2")]
     paths = [Path(os.fsdecode(one)) for one in names if isinstance(one, (str, bytes, os.PathLike))]
     kind = WorkspaceBuildError if any(path.is_relative_to(root) for path in paths) else BuildError

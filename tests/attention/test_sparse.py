@@ -146,7 +146,7 @@ def test_empty_matrices(device):
     ({"R": 2.5}, TypeError, "R: got 2.5, wanted an integer"),
     ({"R": 0}, ValueError, "R: got 0, wanted at least 1"),
     ({"indptr": int32([0, 2, 1])}, ValueError, "indptr: got 1 at 2 after 2"),
-    ({"indptr": int32([0, 1, 9])}, ValueError, "indices: got 3 pages, wanted at least 9 as indptr names"),
+    ({"indptr": int32([0, 1, 9])}, ValueError, "indices: got 3 pages, wanted at least 9, the end of indptr"),
     ({"indptr": torch.tensor([0.0, 1, 3])}, TypeError, "indptr: got torch.float32, wanted torch.int32"),
     ({"indices": int32([0, 4, 1])}, ValueError, "indices: got 4, wanted at most 3"),
     ({"indices": int32([0, -1, 1])}, ValueError, "indices: got -1, wanted"),

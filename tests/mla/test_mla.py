@@ -310,7 +310,7 @@ def test_decode_wrapper(device):
         (dict(qo_indptr=[0, 2, 1]), r"qo_indptr: got 1 at 2 after 2, wanted numbers that never fall"),
         (dict(qo_indptr=[0, 2]), r"qo_indptr: got 2 elements, wanted 3"),
         (dict(kv_indptr=[-1, 2, 3]), r"kv_indptr: got -1 first, wanted 0 or more"),
-        (dict(kv_indices=[0, 1]), r"kv_indices: got 2 pages, wanted at least 10 as kv_indptr names"),
+        (dict(kv_indices=[0, 1]), r"kv_indices: got 2 pages, wanted at least 10, the end of kv_indptr"),
     ],
     ids=str,
 )
@@ -372,7 +372,7 @@ def test_bad_wrappers(device):
 def test_a_missing_page():
     batch = Batch([1], [100], 16, 16, torch.float16, "cpu")
     wrapper = batch.planned()
-    with pytest.raises(ValueError, match=r"pages, wanted at least \d+ as the tables of plan\(\) name"):
+    with pytest.raises(ValueError, match=r"pages, wanted at least \d+ for the tables of plan\(\)"):
         wrapper.run(batch.q_nope, batch.q_pe, batch.ckv[:1], batch.kpe[:1])
     batch.tables[2][0] = -1
     with pytest.raises(ValueError, match=r"kv_indices: got -1, wanted at least 0"):

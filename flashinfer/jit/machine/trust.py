@@ -1,13 +1,13 @@
 """Trusted files: nothing that another user can change is ever loaded.
 
 The check covers the root that a user named and every directory and file of an artifact below it. A file is
-checked through the descriptor that is read. The owner of a directory above can replace the tree, but not a
-file in it.
+checked through the descriptor that is read. The owner of a parent of the root can replace the whole tree, but
+no single file in it.
 
 Trusted owners are root, this user, and the owners of this package, of the interpreter and of torch, whose
 code runs here anyway. In a user namespace without root (a rootless container) root's files show the overflow
 uid, which is then trusted. Nobody else may write. Two groups are excepted: a user's own group without other
-members (umask 002 assumes one), and a group that can write such code too.
+members (umask 002 assumes one), and a group that can write this package, the interpreter or torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def refusal(path: Path | str, status: os.stat_result | None = None) -> str | Non
 
 
 def _is_trusted(uid: int) -> bool:
-    return uid == _root_as_shown("uid") or uid in (one.st_uid for one in running_directories())
+    return uid == _id_of_root("uid") or uid in (one.st_uid for one in running_directories())
 
 
 @cache
@@ -60,7 +60,7 @@ def running_directories() -> tuple[os.stat_result, ...]:
 
 
 @cache
-def _root_as_shown(kind: str) -> int:
+def _id_of_root(kind: str) -> int:
     """Return the uid or gid that root's files show here.
 
     In a namespace without root it is the overflow id.
@@ -76,7 +76,7 @@ def _root_as_shown(kind: str) -> int:
 
 
 def _is_harmless(uid: int, gid: int) -> bool:
-    if gid and gid == _root_as_shown("gid"):  # stands for every group without a number in this namespace
+    if gid and gid == _id_of_root("gid"):  # stands for every group without a number in this namespace
         return False
     if any(one.st_mode & stat.S_IWGRP and one.st_gid == gid for one in running_directories()):
         return True

@@ -29,7 +29,7 @@ from ..report import say
 
 LARGEST = 1 << 30  # bytes of an object
 PAUSES = (0.1, 0.4)  # seconds, randomized, before a retry of a busy server
-FORGET = 60.0  # seconds after which a missing object is requested again
+MISS_SECONDS = 60.0  # a missing object is requested again after this time
 BUSY = (429, 500, 502, 503, 504)
 
 
@@ -121,7 +121,7 @@ class Store:
 
         ``ignore_misses``: send the request even if the object was missing a moment ago.
         """
-        if not ignore_misses and time.monotonic() - self._missed.get(name, -FORGET) < FORGET:
+        if not ignore_misses and time.monotonic() - self._missed.get(name, -MISS_SECONDS) < MISS_SECONDS:
             return None
         data: bytes | None = self._ask(lambda seconds: self._open().get(name, seconds), None)
         if data is None:
@@ -179,7 +179,7 @@ class Store:
                 self.left -= time.monotonic() - began
                 reason = f"{type(err).__name__}: {err}" if str(err) else type(err).__name__
                 cut = isinstance(err, (ConnectionResetError, http.client.HTTPException))
-                lost = not status and not cut and _is_of_the_network(err)
+                lost = not status and not cut and _is_unreachable(err)
             if self.left <= 0 or lost:
                 was, self.off = self.off, True
                 if not was:  # only one of several threads reports it
@@ -194,10 +194,10 @@ class Store:
         return nothing
 
 
-def _is_of_the_network(err: Exception) -> bool:
-    """Return whether a server does not answer: refused, silent, unknown, no credentials.
+def _is_unreachable(err: Exception) -> bool:
+    """Return whether the server cannot be reached: connection refused, no answer, unknown host, no credentials.
 
-    Disk errors do not count.
+    Errors of a local disk do not count.
     """
     return isinstance(err, (urllib.error.URLError, TimeoutError, ConnectionError)) or not isinstance(err, OSError)
 

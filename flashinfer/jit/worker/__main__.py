@@ -31,7 +31,7 @@ def main() -> int:
         os.setpgid(0, 0)  # the kills below must reach only this process and its compiler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        text = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, and shared, until this process ends)
+        text = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, with a shared lock, until this process ends)
         share(text.fileno())
         run = json.load(text)
     except (OSError, ValueError) as err:
@@ -45,7 +45,7 @@ def main() -> int:
         if builder.poll(0):  # only the builder has the other end of this pipe, so it is gone
             os.killpg(0, signal.SIGKILL)
 
-    if is_made(file):
+    if is_made(file):  # it has a valid record
         tell(file=file, code=0)
         return 0
     queued = time.time()

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   const Source source = target(emitted), subtracted = draft(min(emitted, n - 1));
   const bool subtracts = emitted < n;
   set_scratch([&](Scratch& s) { s.source = source, s.subtracted = subtracted, s.subtracts = subtracts, s.remap = {}; });
-  // Sums of max(target - draft, 0). The array of the maxima holds sums of the target, used if all of these are 0.
+  // Sums of max(target - draft, 0). The array of the maxima holds sums of the target, for the case that all
+  // differences are 0.
   e.begin_pass(2 * e.chunks);
   e.each_own([&](int c) {
     Chunk chunk;

@@ -101,7 +101,7 @@ __device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& secon
   return pair_sum(first_sums(first, value), first_sums(second, value));
 }
 
-// Return the largest number. With kNaN, return NaN if there is one. Without any number, return NaN.
+// Return the larger number. If one argument is NaN, return NaN with kNaN, else the other argument.
 template <bool kNaN>
 __device__ __forceinline__ float larger(float a, float b) {
   return kNaN ? max_nan(a, b) : fmaxf(a, b);

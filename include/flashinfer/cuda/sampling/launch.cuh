@@ -18,8 +18,8 @@ inline int64_t shared_memory(int device) {
   return device_info(device).shared_bytes - static_cast<int64_t>(sizeof(Scratch));
 }
 
-// Return the longest row, except for unfiltered draws. Every CTA holds the sums of all chunks of a row in its shared
-// memory.
+// Return the largest number of elements in a row. Unfiltered draws have another limit. Every CTA holds the sums of all
+// chunks of a row in its shared memory.
 inline int64_t longest_row(bool keeps_maxima, int device) {
   constexpr int kOtherBytes = 64;  // static bytes of a kernel in addition to Scratch
   const int64_t memory = shared_memory(device) - kOtherBytes - StreamedRow::bytes(0, 0, keeps_maxima);

@@ -40,7 +40,7 @@ struct NucleusRead : ClusterSmemRow {
 
   __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
   __device__ __forceinline__ float* groups() const { return reinterpret_cast<float*>(sample() + kSampleBins); }
-  // Collected groups: four elements and the group's index, in lists of kAside words.
+  // Collected groups: four elements and the group's index, in five arrays of kCollectedGroups words.
   __device__ __forceinline__ float* collected() const { return groups() + kClusterSmemChunks * (kSumChunk / 4); }
   __device__ __forceinline__ float4 of_group(uint32_t i) const {
     const float* at = collected() + i;
@@ -202,7 +202,7 @@ struct NucleusRead : ClusterSmemRow {
     return warp_sum(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
   }
 
-  // Store change(x) of all elements to `to`, in reverse order, from the pairs that were read last.
+  // Store change(x) of all elements to `to`, in reverse order: the pairs that were read last come first.
   template <typename T, typename F>
   __device__ __forceinline__ void map(const T* source, T* to, const F& change) const {
     const auto put = [&](const Chunk(&pair)[2], int at) {

@@ -11,7 +11,7 @@
 namespace flashinfer::cuda {
 
 struct Segments {
-  // A row of one chunk per segment. Its arrays hold words of the segments, which warps broadcast to all CTAs.
+  // Arrays of one word per segment, which warps broadcast to all CTAs. A StreamedRow of one chunk per segment has them.
   StreamedRow words;
   int chunks, each;  // of the row; of a segment
   bool is_logits;

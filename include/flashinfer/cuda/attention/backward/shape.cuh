@@ -2,7 +2,7 @@
 //
 // A CTA owns the rows of one side of the logits, keys or queries, and their gradients. The other side, the
 // columns, passes through stages. kSplit warps share 32 rows. Each computes the logits of kN columns of a
-// step, and from all of them its columns of the rows' gradients.
+// step. From the logits of all columns, it computes its part of each row's gradient.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,8 @@ struct BackwardShape {
 
 // A warp's registers hold 32 rows and 64 columns of both gradients of keys, or 128 columns of the one gradient of
 // queries. Two CTAs per multiprocessor are faster than one of twice the size. FewQueries: used if Queries would leave
-// half of the multiprocessors idle.
+// half of the multiprocessors idle. The arguments are T, kQK, kVO, kOfKeys, kGroups, kSplit, kN, kColumns and
+// kCtasPerSm.
 template <typename T, int kQK, int kVO>
 struct BackwardShapes;
 template <typename T>
@@ -80,7 +81,7 @@ struct BackwardShapes<T, 256, 256> {
 struct BackwardEntry {
   int32_t qo_start, qo_len, kv_start, kv_len;
   int64_t mask_start;
-  int32_t first_tile, first_query_tile;  // of keys; of queries, which only the sm_90a kernels number
+  int32_t first_tile, first_query_tile;  // tiles of keys; tiles of queries, counted for sm_90a only
 };
 
 constexpr int kBackwardEntries = 64;  // of a launch

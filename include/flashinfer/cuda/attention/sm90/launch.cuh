@@ -73,8 +73,8 @@ Maps maps_of(const AttentionParams& params) {
 
 // Returns the number of KV heads that are processed together: those whose keys and values fit into 16 MiB. An
 // H100 has an L2 cache of 50 MB in two halves, each of which caches the reads of its multiprocessors. The
-// rest is for queries and outputs. Lengths of a plan are on the device, so the size of a paged cache replaces
-// them: a large one gives one head.
+// rest is for queries and outputs. The host does not know the lengths of a plan, so it takes the size of the
+// whole paged cache. The result is 1 for a large cache.
 template <typename S, typename P>
 int heads_together(const P& params) {
   constexpr int64_t kCacheBytes = 16 << 20;

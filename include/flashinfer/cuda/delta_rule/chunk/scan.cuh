@@ -165,10 +165,10 @@ struct DeltaScan {
             a[2 * half + 1] = pack<T>(accumulator[2] * x, accumulator[3] * y);
     }
   }
-  __device__ __forceinline__ void pack_scaled(OperandA& left, const Sums& sums,
+  __device__ __forceinline__ void pack_scaled(OperandA& operand, const Sums& sums,
                                               const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) pack_scaled(left[m], sums, m, factors);
+    for (int m = 0; m < kSteps; ++m) pack_scaled(operand[m], sums, m, factors);
   }
   // Packs a state as an A operand.
   __device__ __forceinline__ static void pack_state(StateOperandA& a, const State& state) {
@@ -182,20 +182,20 @@ struct DeltaScan {
     SummedRows<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
     a[0] = b[0][0], a[1] = b[1][0], a[2] = b[0][1], a[3] = b[1][1];
   }
-  __device__ __forceinline__ void load_values(OperandA& left, const typename Shape::Values& tile) const {
+  __device__ __forceinline__ void load_values(OperandA& operand, const typename Shape::Values& tile) const {
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) load_values(left[m], tile, m);
+    for (int m = 0; m < kSteps; ++m) load_values(operand[m], tile, m);
   }
   // Multiplies loaded values by the factors of their tokens.
-  __device__ __forceinline__ void scale_values(OperandA& left, const float (&factors)[kDeltaChunk]) const {
+  __device__ __forceinline__ void scale_values(OperandA& operand, const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 factor = of_tokens(factors, 2 * m + i / 2);
         float low, high;
-        unpack<T>(left[m][i], low, high);
-        left[m][i] = pack<T>(low * factor.x, high * factor.y);
+        unpack<T>(operand[m][i], low, high);
+        operand[m][i] = pack<T>(low * factor.x, high * factor.y);
       }
     }
   }
@@ -256,13 +256,13 @@ struct DeltaScan {
     }
   }
 
-  // Turns K S into r = R - Z (B R). The caller waits for the last product, whose A operand is `left`.
+  // Turns K S into r = R - Z (B R). The caller waits for the last product, whose A operand is `operand`.
   template <typename Terms>
-  __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& left, const OperandA& v,
+  __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& operand, const OperandA& v,
                                                    const Terms& terms) const {
     subtract_from_values(r, v, terms.read);
-    pack_scaled(left, r, terms.beta);
-    Products::template multiply<true>(r, left, terms.z);
+    pack_scaled(operand, r, terms.beta);
+    Products::template multiply<true>(r, operand, terms.z);
   }
 
   // Stores to a contiguous tensor [B, T, HV, V], through this warp's part of a tile that it has read.
@@ -317,8 +317,8 @@ struct DeltaScan {
       if (writes) store_block(to + i * sizeof(DeltaBlocks), r[i]);
     };
   }
-  // Stores blocks from a warpgroup, through this warp's part of smem and a bulk copy. kPending bulk copies
-  // from other parts may still be reading.
+  // Stores blocks from a warpgroup, through this warp's part of smem and a bulk copy. kPending earlier bulk
+  // copies from other smem may still be reading.
   template <int kPending, int kCount>
   __device__ __forceinline__ void store_blocks(char* to, DeltaBlocks* staging, const uint32_t (&r)[kCount][4],
                                                bool writes) const {

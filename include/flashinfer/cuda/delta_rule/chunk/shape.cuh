@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda {
 
-// CTA on warps. kWarps warps compute, and kLoaders more warps issue copies. With kLoaders = 0 all warps do.
+// CTA with mma.sync. kWarps warps compute, and kLoaders more warps issue copies. With kLoaders = 0 all warps do.
 // More than 128 keys are split into two parts with half of the warps each. A warp has 16 columns of the state
 // and the keys of its part. kChannels: each channel of k has its own decay.
 template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>
@@ -19,7 +19,7 @@ struct DeltaWarpShape {
   using Products = DeltaWarpProducts<T, kPartKeys>;
   using Terms = DeltaScanTerms;
   using ChunkTerms = std::conditional_t<kChannels, DeltaChannelTerms<kKeys_>, DeltaTerms>;  // of a chunk and value head
-  using TermsOfZ = Terms;                                                                   // for scans without P
+  using TermsOfZ = Terms;                                                                   // without P
   static constexpr bool kWgmma = false;
   static constexpr int kAlign = 128;  // of a tile
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
@@ -32,7 +32,7 @@ struct DeltaWarpShape {
   using Values = uint4[kDeltaChunk][kValueBytes / 16];  // rows of v or o, columns of the CTA
 };
 
-// CTA on kGroups consumer warpgroups and one producer warpgroup.
+// CTA with wgmma: kGroups consumer warpgroups and one producer warpgroup.
 template <typename T, int kKeys_, int kGroups, bool kChannels_ = false>
 struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels_> {
   using Base = DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels_>;
@@ -63,8 +63,8 @@ constexpr int kScanBytes = kScanStages<Shape, Stage> * static_cast<int>(sizeof(S
 template <typename Shape>
 using DeltaPartSums = DeltaBlocks[Shape::kWarps][Shape::kPartTokens / 8];
 
-// Rows of k that read the state, and rows that are written to it. With one decay for all channels they differ
-// only by factors, and share a tile.
+// Rows of k for the product with the state, and rows for its update. With one decay for all channels they
+// differ only by factors, and share a tile.
 template <typename Shape, bool kChannels>
 struct DeltaKeyRows {
   alignas(Shape::kAlign) typename Shape::KeyTiles k;

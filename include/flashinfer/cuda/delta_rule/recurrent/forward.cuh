@@ -1,7 +1,7 @@
-// The delta rule on CUDA, token by token in float32. common/delta_rule.h has the equations.
+// The delta rule on CUDA, token by token in float32. common/delta_rule.h has the equations and symbols.
 //
 // A CTA has 64 columns of a head's state in registers. One pass over the state before its update gives both
-// products with k and q, because S' q = S~' q + u (k' q).
+// products with k and q, because S' q = S~' q + u (k' q), where ' transposes and S~ is the decayed state.
 #pragma once
 
 #include <type_traits>
