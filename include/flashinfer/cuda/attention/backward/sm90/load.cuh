@@ -26,15 +26,15 @@ struct BackwardLoad {
     const int64_t items = backward_items(params, memory);
     const typename S::WorkRing works = shared.work_ring();
     for (int use = 0, key_use = 0, query_use = 0;; ++use) {
-      const uint32_t number = atomicAdd(memory.next_work, 1);
+      const uint32_t work_index = atomicAdd(memory.next_work, 1);
       works.wait_empty(use);
       BackwardWork& work = shared.work(use);
-      if (number >= items) {
+      if (work_index >= items) {
         work.steps = -1;
         works.arrive_full(use);
         return;
       }
-      work = find_backward_work<S>(params, table, number);
+      work = find_backward_work<S>(params, table, work_index);
       works.arrive_full(use);
       if (work.steps == 0) continue;
       QueryTileCursor cursor(work);
@@ -49,13 +49,13 @@ struct BackwardLoad {
   __device__ __forceinline__ void load_queries(const QueryTileCursor& cursor, int use) const {
     const typename S::QueryRing queries = shared.query_ring(), grads = shared.grad_ring();
     const int32_t token = cursor.work.qo_start + cursor.tile * S::kQueries;
-    const int64_t number = memory.number(cursor.head, cursor.work.numbered_from + cursor.tile);
+    const int64_t tile_index = memory.number(cursor.head, cursor.work.numbered_from + cursor.tile);
     queries.wait_empty(use);
     ptx::mbarrier_arrive_expect_tx(queries.full(use), S::kQueryBytes + S::kRowBytes);
     for (int c = 0; c < S::kChunks; ++c)
       ptx::tma_load(shared.queries(use) + c * S::Queries::kChunkBytes, &maps.q, queries.full(use), 64 * c, token,
                     cursor.head);
-    ptx::bulk_load(shared.rows(use), memory.rows + number * (2 * S::kQueries), S::kRowBytes, queries.full(use));
+    ptx::bulk_load(shared.rows(use), memory.rows + tile_index * (2 * S::kQueries), S::kRowBytes, queries.full(use));
     grads.wait_empty(use);
     ptx::mbarrier_arrive_expect_tx(grads.full(use), S::kQueryBytes);
     for (int c = 0; c < S::kChunks; ++c)
@@ -88,10 +88,10 @@ __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const Bac
     const auto order = static_cast<uint32_t>(work.tile);
     QueryTileCursor cursor(work);
     for (int32_t step = 0; step < work.steps; ++step, ++sum_use, cursor.advance()) {
-      const int64_t number = memory.number(cursor.head, work.numbered_from + cursor.tile);
-      float* to = memory.sums + number * (S::kSumBytes / 4);
+      const int64_t tile_index = memory.number(cursor.head, work.numbered_from + cursor.tile);
+      float* to = memory.sums + tile_index * (S::kSumBytes / 4);
       sums.wait_full(sum_use);
-      while (ptx::load_acquire(memory.added + number) != order) {
+      while (ptx::load_acquire(memory.added + tile_index) != order) {
       }
       ptx::fence_proxy_async_global();
       if (order == 0) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const Bac
       sums.release(sum_use);
       ptx::bulk_wait<0>();
       ptx::fence_proxy_async_global();
-      ptx::store_release(memory.added + number, order + 1);
+      ptx::store_release(memory.added + tile_index, order + 1);
     }
     works.release(use);
   }
