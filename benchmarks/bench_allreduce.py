@@ -144,7 +144,8 @@ def measure(rank: int, ranks: int, file: str, options: argparse.Namespace) -> No
                 ours = found.pop("ours")
                 more = {"ratio": min(found.values()) / ours}
                 if tokens == min(options.tokens):
-                    more["host"] = host_seconds(calls["ours"], "cuda") * 1e6
+                    with torch.cuda.stream(stream):  # a workspace belongs to one stream at a time
+                        more["host"] = host_seconds(calls["ours"], "cuda") * 1e6
                 if rank == 0:
                     floor = shape.floor(what, ranks) / ours
                     report.add("us", ours, found, floor, more, name=what, ranks=ranks, tokens=tokens, hidden=hidden)

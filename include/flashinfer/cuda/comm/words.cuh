@@ -29,8 +29,7 @@ __device__ __forceinline__ CallHeader header_in(const uint4& v) { return {v.x, v
 using Failure = uint32_t;
 constexpr Failure kFailedBefore = 1u << 31;
 
-// Returns the number of this call. The load passes by the L1: under programmatic launch, a CTA of the call before may
-// have left a line there whose words other SMs have advanced since (seen on an H100: 7 of 5,000 calls).
+// Returns the number of this call, loaded past the L1: other SMs wrote it at the end of the call before.
 __device__ __forceinline__ uint32_t call_number(const AllReduceParams& p) {
   return ptx::load_relaxed_sys(&p.group.state->epoch[blockIdx.x]);
 }
