@@ -18,7 +18,6 @@ from flashinfer.jit.machine.toolchain import (
     find_python,
     find_toolchain,
     find_torch,
-    identity_of,
     version_of,
 )
 
@@ -199,25 +198,6 @@ def test_a_compiler_is_asked_once_per_version(tmp_path, monkeypatch):
     assert len(log.read_text().splitlines()) == 1
     fake(tmp_path / "cc", "cc (vendor) 2.0", log)
     assert version_of(compiler) == "(vendor) 2.0"
-
-
-def test_an_assembler_and_a_linker_of_another_folder_are_part_of_the_compiler(tmp_path, monkeypatch):
-    """A compiler starts them by name, so ``PATH`` selects them. Those next to it come with it."""
-    compiler = fake(tmp_path / "gcc/g++", "g++ (vendor) 1.0")
-    for name in ("as", "ld"):
-        fake(tmp_path / "gcc" / name, f"{name} (vendor) 2.0")
-        fake(tmp_path / "conda" / name, f"{name} (other) 3.0")
-    monkeypatch.setenv("PATH", f"{tmp_path}/gcc{os.pathsep}{tmp_path}/conda")
-    assert identity_of(compiler, None)["cxx"] == "(vendor) 1.0"
-    (tmp_path / "bin").symlink_to(tmp_path / "gcc")
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{tmp_path}/conda")
-    assert identity_of(compiler, None)["cxx"] == "(vendor) 1.0"
-    monkeypatch.setenv("PATH", f"{tmp_path}/conda{os.pathsep}{tmp_path}/gcc")
-    assert identity_of(compiler, None)["cxx"] == "(vendor) 1.0, as (other) 3.0, ld (other) 3.0"
-    fake(tmp_path / "conda/ld", "ld (other) 3.1.0")
-    assert identity_of(compiler, None)["cxx"] == "(vendor) 1.0, as (other) 3.0, ld (other) 3.1.0"
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert identity_of(compiler, None)["cxx"] == "(vendor) 1.0"
 
 
 def test_a_script_is_identified_by_the_programs_it_names(tmp_path):

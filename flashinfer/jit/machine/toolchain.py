@@ -2,7 +2,7 @@
 
 Versions change the bytes of an artifact. Compilers get the environment variables listed here, and no others,
 because they read many that no key covers: ``LD_RUN_PATH`` changes libraries, ``PTXAS_FLAGS`` changes GPU code,
-``COMPILER_PATH`` selects other programs. ``PATH`` selects the assembler and the linker, so their versions count. Flags are added by ``FLASHINFER_EXTRA_*``. A launcher gets another
+``COMPILER_PATH`` selects other programs. Flags are added by ``FLASHINFER_EXTRA_*``. A launcher gets another
 variable by ``env NAME=VALUE`` in the variable that names the launcher.
 """
 
@@ -180,24 +180,7 @@ _answers: dict[str, str] = {}
 
 def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
     # Every supported torch has this ABI. Existing keys contain it, so it stays until the next spec.FORMAT.
-    others = "".join(f", {name} {version_of(path, writes)}" for name, path in _started_by(cxx))
-    nvcc_version = version_of(nvcc, writes) if nvcc else None
-    return {"cxx": version_of(cxx, writes) + others, "nvcc": nvcc_version, "cxx11_abi": True}
-
-
-def _started_by(cxx: str) -> Iterator[tuple[str, str]]:
-    """Yield the assembler and the linker on ``PATH`` if they are not in the compiler's folder.
-
-    A compiler starts them by name. Programs in its own folder change together with it. A compiler may have an own
-    assembler and linker elsewhere and never start these. They enter its key nevertheless: only a call of each compiler
-    would tell.
-    """
-    for name in ("as", "ld"):
-        found, folder = shutil.which(name), os.path.dirname
-        if found is None or folder(found) == folder(cxx):
-            continue
-        if folder(os.path.realpath(found)) != folder(os.path.realpath(cxx)):
-            yield name, found
+    return {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None, "cxx11_abi": True}
 
 
 def version_of(program: str, writes: bool = True) -> str:
