@@ -17,7 +17,7 @@ struct Moved {
   Moved(const Check& check, const Tensor& tensor, const char* name) : view(tensor, name) {
     require(aoti_torch_get_dtype(tensor.get(), &type), "the dtype");
     const int64_t width = aoti_torch_dtype_element_size(type);
-    if (width == size_of(view.dtype) && width <= 4) return;
+    if (width == size_of(view.dtype) && width <= 4 && view.dtype != DType::kInt16) return;
     check.fail(
         name,
         "got a dtype of " + std::to_string(width) + " bytes, wanted float32, float16, bfloat16, int32 or one of 1 byte",
