@@ -9,10 +9,10 @@ from .._ops.errors import value_error
 from .._ops.route import without_gradient
 from .._ops.scalars import scale_or_tensor
 from .._ops.tensors import check_tensor
-from ..errors import GroupError, UnsupportedError
+from ..errors import UnsupportedError
 from ..jit.modules.allreduce import gen_allreduce_module
 from ._codes import AllReduceFusionPattern
-from .workspace import TRTLLMAllReduceFusionWorkspace
+from .workspace import TRTLLMAllReduceFusionWorkspace, check_workspace
 
 __all__ = ["allreduce_fusion", "gen_allreduce_module"]
 
@@ -152,8 +152,7 @@ def allreduce_fusion(
     """
     op = "allreduce_fusion"
     check_tensor(op, "input", input)
-    if not isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
-        raise TypeError(f"{op}: workspace: got {type(workspace).__name__}, wanted TRTLLMAllReduceFusionWorkspace")
+    check_workspace(op, workspace)
     if after := EXPERT_PATTERNS.get(AllReduceFusionPattern(pattern)):
         from . import _experts  # loads the experts' family
 
@@ -196,29 +195,26 @@ def allreduce_fusion(
     else:
         name = AllReduceFusionPattern(pattern).name
         raise UnsupportedError(f"{op}: pattern: got {name}, wanted one without FP4")
-    try:
-        _allreduce(
-            input,
-            residual_in,
-            rms_gamma,
-            output,
-            residual_out,
-            norm_out,
-            quant_out,
-            scale_out,
-            workspace._order,
-            workspace._table,
-            quant,
-            *scale,
-            group,
-            rms_eps,
-            weight_bias,
-            _SHOTS,
-            launch_with_pdl,
-        )
-    except GroupError:
-        workspace.check()  # has the reason
-        raise
+    workspace._call(
+        _allreduce,
+        input,
+        residual_in,
+        rms_gamma,
+        output,
+        residual_out,
+        norm_out,
+        quant_out,
+        scale_out,
+        workspace._order,
+        workspace._table,
+        quant,
+        *scale,
+        group,
+        rms_eps,
+        weight_bias,
+        _SHOTS,
+        launch_with_pdl,
+    )
     return result
 
 

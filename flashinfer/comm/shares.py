@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from .._ops.declare import define
-from .._ops.errors import type_error, value_error
+from .._ops.errors import value_error
 from .._ops.route import without_gradient
 from .._ops.tensors import check_dims
-from ..errors import GroupError
 from ..jit.modules.allreduce import gen_allreduce_module
-from .workspace import TRTLLMAllReduceFusionWorkspace
+from .workspace import TRTLLMAllReduceFusionWorkspace, check_workspace
 
 __all__ = ["all_gather", "reduce_scatter"]
 
@@ -60,11 +59,7 @@ def reduce_scatter(
         if input.shape[0] % ranks != 0:
             raise value_error("reduce_scatter", "input", f"{input.shape[0]} rows", f"a multiple of the {ranks} ranks")
         output = input.new_empty(input.shape[0] // ranks, input.shape[1])
-    try:
-        _reduce_scatter(input, output, workspace._order, workspace._table, launch_with_pdl)
-    except GroupError:
-        workspace.check()  # has the reason
-        raise
+    workspace._call(_reduce_scatter, input, output, workspace._order, workspace._table, launch_with_pdl)
     return output
 
 
@@ -99,16 +94,11 @@ def all_gather(
     ranks = _ranks("all_gather", input, workspace)
     if output is None:
         output = input.new_empty(input.shape[0] * ranks, input.shape[1])
-    try:
-        _all_gather(input, output, workspace._order, workspace._table, launch_with_pdl)
-    except GroupError:
-        workspace.check()  # has the reason
-        raise
+    workspace._call(_all_gather, input, output, workspace._order, workspace._table, launch_with_pdl)
     return output
 
 
 def _ranks(op: str, input: torch.Tensor, workspace: TRTLLMAllReduceFusionWorkspace) -> int:
     check_dims(op, "input", input, 2)
-    if not isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
-        raise type_error(op, "workspace", type(workspace).__name__, "TRTLLMAllReduceFusionWorkspace")
+    check_workspace(op, workspace)
     return workspace.world_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
@@ -247,6 +248,14 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
             raise GroupError(f"{op}: aborted in call {call} while it waited for rank {rank}", (rank,))
         raise GroupError(f"{op}: aborted", (self.rank,))
 
+    def _call(self, operator: Callable[..., object], *arguments: object) -> None:
+        """Call an operator of this workspace. If an earlier call failed, raise its error."""
+        try:
+            operator(*arguments)
+        except GroupError:
+            self.check()  # has the reason
+            raise
+
     def abort(self) -> None:
         """End running and later waits of this rank, from any thread. The workspace is unusable afterwards."""
         self._words[ABORT] = 1
@@ -358,6 +367,11 @@ def backend_of(op: str, size: int | None, backend: CommBackend | None, group: An
     if group is None and not (dist.is_available() and dist.is_initialized()):
         raise value_error(op, "group", "none, and torch.distributed is not initialised", "a group or a comm_backend")
     return TorchDistBackend(group)
+
+
+def check_workspace(op: str, workspace: object) -> None:
+    if not isinstance(workspace, TRTLLMAllReduceFusionWorkspace):
+        raise type_error(op, "workspace", type(workspace).__name__, "TRTLLMAllReduceFusionWorkspace")
 
 
 def _check(op: str, size: int, rank: int, tokens: int, hidden: int, dtype: torch.dtype, exchange: Exchange) -> None:
