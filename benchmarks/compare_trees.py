@@ -1,8 +1,9 @@
-"""Compare two checkouts: run the older one's benchmarks with either package, alternately, row by row.
+"""Compare two checkouts: run the same benchmarks with either package, alternately, row by row.
 
     git worktree add ../before COMMIT
-    python benchmarks/compare_trees.py ../before . bench_memory_bound.py bench_attention.py --rounds 3
+    python benchmarks/compare_trees.py ../before . bench_regression.py --rounds 3
 
+A benchmark is the older checkout's file, or the newer one's if the older has none of that name.
 Each run has its own process. A row's time is the minimum over rounds, because other processes only add time.
 Rows slower by more than `--allow` are marked, and the exit status is 1.
 """
@@ -52,9 +53,9 @@ def measure(tree: Path, benchmark: Path, options: list[str]) -> Times:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("before", type=Path, help="checkout whose benchmarks are run")
+    parser.add_argument("before", type=Path, help="older checkout")
     parser.add_argument("after", type=Path)
-    parser.add_argument("benchmarks", nargs="+", metavar="FILE", help="names in the older checkout's benchmarks/")
+    parser.add_argument("benchmarks", nargs="+", metavar="FILE", help="names in benchmarks/")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--allow", type=float, default=0.03, help="share by which a row may be slower (default 0.03)")
     parser.add_argument("--only", default="", help="passed to the benchmarks: rows whose name contains this")
@@ -63,10 +64,11 @@ def main() -> int:
     options = ["--only", given.only] if given.only else []
     slower = 0
     for file in given.benchmarks:
+        benchmark = next(path for tree in trees if (path := tree / "benchmarks" / file).exists())
         least: list[Times] = [{}, {}]
         for number in range(given.rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
-                for row, time in measure(trees[side], trees[0] / "benchmarks" / file, options).items():
+                for row, time in measure(trees[side], benchmark, options).items():
                     least[side][row] = min(time, least[side].get(row, time))
         for row, before in least[0].items():
             if row not in least[1]:
