@@ -156,24 +156,28 @@ struct ChunkFactors {
 
   template <typename T>
   void load(const TokenRows<T>& rows, int64_t batch, int64_t first, int count) {
-    float sums[kChunk], sum = 0;
+    // In float, differences of sums would lose digits after every strongly negative gate: 4e-6 after a sum of -64.
+    double sums[kChunk], sum = 0;
     for (int i = 0; i < kChunk; ++i) {
-      // In the cumulative sum, a hugely negative g would take the digits of all later ones. exp(-50) is
-      // negligible.
+      // A hugely negative g would take the digits of all later ones from a double too. exp(-50) is negligible.
       if (i < count) sum += std::max(rows.gate(batch, first + i), -50.f);
       beta[i] = i < count ? rows.scalar_beta(batch, first + i) : 0.f;
       sums[i] = sum;
     }
-    last = std::exp(sum);
-    for (int i = 0; i < kChunk; i += kLanes) {
-      store(decay + i, decay_of(cpu::load(sums + i)));
-      store(rest + i, decay_of(splat(sum) - cpu::load(sums + i)));
-    }
+    last = static_cast<float>(std::exp(sum));
+    decays(decay, [&](int i) { return sums[i]; });
+    decays(rest, [&](int i) { return sum - sums[i]; });
     for (int i = 0; i < kChunk; ++i) {
-      for (int j = 0; j < kChunk; j += kLanes)
-        store(gam + i * kChunk + j, decay_of(splat(sums[i]) - cpu::load(sums + j)));
+      decays(gam + i * kChunk, [&](int j) { return sums[i] - sums[j]; });
       std::fill(gam + i * kChunk + i + 1, gam + (i + 1) * kChunk, 0.f);
     }
+  }
+
+  // to[i] = exp(exponent(i))
+  template <typename Exponent>
+  static void decays(float* to, const Exponent& exponent) {
+    for (int i = 0; i < kChunk; ++i) to[i] = static_cast<float>(exponent(i));
+    for (int i = 0; i < kChunk; i += kLanes) store(to + i, decay_of(cpu::load(to + i)));
   }
 
   // Computes L, P and Z from rows k and q, and from k transposed.
