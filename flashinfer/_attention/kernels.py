@@ -15,7 +15,14 @@ from torch.compiler import is_compiling
 from .._ops.configured import covered
 from .._ops.dtypes import is_fp8
 from ..jit.machine.arch import Arch
-from ..jit.modules._attention import KERNELS, attention_spec, dtypes_value, head_dims_value, variant_value
+from ..jit.modules._attention import (
+    COMMON_HEAD_DIMS,
+    KERNELS,
+    attention_spec,
+    dtypes_value,
+    head_dims_value,
+    variant_value,
+)
 from ..jit.modules._family import arch_kernels
 from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
@@ -54,6 +61,8 @@ class CallProperties:
             return f"got tensors on {self.device.type}, wanted a GPU of compute capability {arch.major}.{arch.minor}"
         if not arch.runs_on(capability(self.device)):
             return f"got a GPU of compute capability {capability(self.device)}, wanted {arch.capability}"
+        if head_dims_value(*self.head_dims, "cuda") not in COMMON_HEAD_DIMS:
+            return f"got head_dims {self.head_dims}, wanted one of {', '.join(COMMON_HEAD_DIMS)}"
         if self.family == "decode" and self.eight_bits:
             return f"got {self.dtypes[0]} queries, wanted 16 bits"
         if self.family != "decode" and self.dtypes[0] != self.dtypes[1]:

@@ -201,8 +201,11 @@ def test_attention_in_the_matrix(aot, capsys):
         "head_dims": ("128", "64"),
         "variants": ("default",),
     }
-    assert aot.main(["--backend", "cuda", "--cuda-arch", "8.0", "--head-dims", "96", "--dry-run"]) == 2
-    assert "head_dim: got 96, wanted one of 64, 128, 256, 192:128" in capsys.readouterr().err
+    assert aot.main(["--backend", "cuda", "--cuda-arch", "8.0", "--head-dims", "72", "--dry-run"]) == 2
+    assert "head_dim: got 72, wanted one of 64, 128, 256, 192:128" in capsys.readouterr().err
+    matrix = Matrix(backends=("cuda",), dtypes=("bfloat16",), head_dims=("128", "512"))
+    names = ["prefill_bf16_d128_cuda", "prefill_bf16_d512_cuda", "prefill_bf16_d128_sm90a"]
+    assert sorted(spec.name for spec in matrix_specs(matrix, ["prefill"])) == sorted(names)
     assert (
         matrix_specs(Matrix(backends=("cuda",), dtypes=("float32",), attention_form=("dispatching",)), ["decode"]) == []
     )

@@ -24,7 +24,9 @@ from ._family import arch_kernels, family_spec
 KERNELS = {"auto": "", "fa2": "cuda", "fa3": "sm90a"}
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
-CUDA_HEAD_DIMS = ("64", "128", "256", "192:128")
+# Kernels for one GPU arch, and kernels that rotate, have the first ones only. The others are built on first use.
+COMMON_HEAD_DIMS = ("64", "128", "256", "192:128")
+CUDA_HEAD_DIMS = (*COMMON_HEAD_DIMS, "80", "96", "112", "160", "192", "512")
 MAX_CPU_HEAD_DIM = 512
 # Property of a builtin variant -> its bit in AttentionConfig (include/flashinfer/attention/config.h).
 VARIANT_BITS = {"soft_cap": 1, "alibi": 2, "rope": 4}
@@ -223,6 +225,7 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
         for kernels in arch_kernels(family) if backend == "cuda" and family != "decode" else ():
             coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
             coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
+            coverage["head_dims"] = [value for value in coverage["head_dims"] if value in COMMON_HEAD_DIMS]
             yield from _in_form(family, kernels, coverage, matrix)
             if matrix["attention_form"] == ("specialised",) and "off" in matrix["profiler"]:
                 eights = [kv for kv in matrix["kv_dtypes"] if kv != "same"]
@@ -350,6 +353,13 @@ def _spec(
     scalars: Mapping[str, str],
     config: Mapping[str, str | bool],
 ) -> JitSpec:
+    rotates = config.get("POS_ENCODING_MODE") == "kRopeLlama" or any(
+        "rope" in str(x) for x in coverage.get("variants", ())
+    )
+    for value in coverage["head_dims"]:
+        if backend != "cpu" and rotates and value not in COMMON_HEAD_DIMS:
+            wanted = f"another mode, or head_dim {', '.join(COMMON_HEAD_DIMS)}, on cuda"
+            raise ValueError(f"pos_encoding_mode: got ROPE_LLAMA with head_dim {value}, wanted {wanted}")
     spec = family_spec(
         family,
         backend,

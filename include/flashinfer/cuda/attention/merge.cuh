@@ -1,7 +1,7 @@
 // Merge of the partial states of tiles whose keys were split (Flash-Decoding, Dao et al., 2023):
 //   m = max_i m_i,   l = sum_i 2^(m_i - m) l_i,   O = (1 / l) sum_i 2^(m_i - m) O_i
 // A CTA merges one row of one KV head at a time. A group of kDV / 4 threads holds the columns of a state. The
-// groups take the states in turn.
+// groups take the states in turn. A CTA has as many whole groups as kMergeThreads has room for.
 #pragma once
 
 #include <algorithm>
@@ -123,7 +123,8 @@ __device__ __forceinline__ void write_merged(const P& params, const MergeRow& ro
 template <typename Types>
 struct MergeMemory {
   static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kGroups = kMergeThreads / kColumns;
-  static_assert(kColumns * kGroups == kMergeThreads, "every thread has four columns of a row");
+  static constexpr int kThreads = kColumns * kGroups;  // each has four columns of a row
+  static_assert(kColumns <= kMergeThreads && kDV % 4 == 0, "a group is part of a CTA");
   float4 o[kGroups][kColumns];
   float2 ml[kGroups];
 };
@@ -171,8 +172,8 @@ void launch_merges(const P& params, const Launch& where) {
   const int64_t rows = merges * params.num_kv_heads * params.slot_rows;
   if (rows > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 rows of partial results");
   const int64_t ctas = std::min(rows, int64_t{device_info(where.device).num_sms} * kMergeCtas);
-  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(ctas)), dim3(kMergeThreads), where,
-         params);
+  launch(attention_merge_kernel<Variant, Types, P>, dim3(static_cast<unsigned>(ctas)),
+         dim3(MergeMemory<Types>::kThreads), where, params);
 }
 
 }  // namespace flashinfer::cuda

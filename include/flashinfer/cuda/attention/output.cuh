@@ -15,7 +15,7 @@
 
 namespace flashinfer::cuda {
 
-// The destination of a row's result.
+// The destination of a row's result: of all columns, or of those from first_column() on.
 template <typename S>
 struct RowOutput {
   typename S::DTypeO* o;    // null: no such row, or the row is a partial state
@@ -31,12 +31,13 @@ struct RowOutput {
     if (item.slot >= 0) {
       const int64_t at =
           (int64_t{item.slot} * params.num_kv_heads + warp.head) * params.slot_rows + row - item.row_start;
-      partial = params.partial_o + at * S::kDV, softmax = params.partial_ml + at;
+      partial = params.partial_o + at * S::HEAD_DIM_VO + first_column<S>();
+      if (first_column<S>() == 0) softmax = params.partial_ml + at;
       return;
     }
     const int64_t token = int64_t{item.qo_start} + qo_idx;
-    o = static_cast<typename S::DTypeO*>(params.o) + token * params.o_row + qo_head * params.o_head;
-    if (params.lse) lse = params.lse + token * params.num_qo_heads + qo_head;
+    o = static_cast<typename S::DTypeO*>(params.o) + token * params.o_row + qo_head * params.o_head + first_column<S>();
+    if (params.lse && first_column<S>() == 0) lse = params.lse + token * params.num_qo_heads + qo_head;
   }
 
   // Writes the row's m and l to a partial state, or lse = m + log2(l).

@@ -21,7 +21,8 @@ struct AttentionTypes {
   static constexpr bool kRope = kPosEncoding == PosEncodingMode::kRopeLlama;
   static constexpr bool kFp8 = sizeof(KV) == 1;
   static constexpr int kBytesOfKey = (kHeadDimQK + kHeadDimVO) * sizeof(KV);
-  static_assert(kHeadDimQK % 32 == 0 && kHeadDimVO % 16 == 0, "fragments are 16 elements wide, rotations two of them");
+  static_assert(kHeadDimQK % (kRope ? 32 : 16) == 0 && kHeadDimVO % 16 == 0,
+                "fragments are 16 elements wide, rotations two of them");
   static_assert(sizeof(O) == 2, "outputs have 16 bits");
   static_assert(sizeof(Q) == 2 || __is_same(Q, KV), "queries have 16 bits, or the type of keys");
 };
@@ -38,17 +39,24 @@ struct AttentionTile {
   static_assert(kKeys % 16 == 0 && kKeys <= kGroupThreads, "a thread finds one key's row");
 };
 
+// More columns of O than this do not fit into the registers of a warp with 16 rows.
+constexpr int kMostColumns = 256;
+
 // The addresses of a key and its value.
 struct alignas(16) KeyRow {
   const char *k, *v;
 };
 
+// Wide values have kVParts CTAs per item and KV head. Each computes S of all elements, and kDV columns of O. These CTAs
+// are adjacent, so that the second one reads keys from the L2 cache.
 template <typename Types_, typename Tile_>
 struct AttentionShape : Types_, Tile_ {
   using Types = Types_;
   using Tile = Tile_;
   using KV = typename Types::DTypeKV;
-  static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO, kM = Tile::kMTiles;
+  static constexpr int kVParts = (Types::HEAD_DIM_VO + kMostColumns - 1) / kMostColumns;
+  static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO / kVParts, kM = Tile::kMTiles;
+  static_assert(kDV % 16 == 0 && kDV * kVParts == Types::HEAD_DIM_VO, "parts are equal, and made of whole fragments");
   static constexpr int kNKeys = Tile::kKeys / 8, kNOut = kDV / 8, kSteps = kDQ / 16;  // fragments
   // A thread's registers for O, S and Q. Q stays in shared memory if they are too many.
   static constexpr bool kQueryInRegisters = !Types::kRope && kM * (kDQ / 4 + kDV / 2 + Tile::kKeys / 2) <= 176;
@@ -89,5 +97,15 @@ struct AttentionShape : Types_, Tile_ {
     return rotated(Tile::kKeyWarps, stages) + group * stages * kTableBytes;
   }
 };
+
+// Returns the first column of O, and of values, that this CTA computes.
+template <typename S>
+__device__ __forceinline__ int first_column() {
+  if constexpr (S::kVParts > 1) {
+    return static_cast<int>(blockIdx.x) % S::kVParts * S::kDV;
+  } else {
+    return 0;
+  }
+}
 
 }  // namespace flashinfer::cuda

@@ -45,7 +45,7 @@ template <typename Variant, typename S, typename P>
 WorkLimits limits_of(int device) {
   constexpr int kStep = S::kKeys * S::kKeyWarps;
   const int ctas = residency<attention_kernel<Variant, S, P>, S>(device).ctas;
-  return {S::kRows, ctas, std::max(256, 2 * kStep), kStep, 0, 0, kUnsplitKeys};
+  return {S::kRows, ctas / S::kVParts, std::max(256, 2 * kStep), kStep, 0, 0, kUnsplitKeys};
 }
 
 // Returns the number of KV heads whose items are processed together. With a plan or a small tile, these are
@@ -61,12 +61,12 @@ int heads_together(const P& params) {
   return heads;
 }
 
-// Returns one CTA per item and KV head.
-template <typename P>
+// Returns one CTA per item, KV head and part of O.
+template <typename S, typename P>
 unsigned ctas_of(const P& params, const Residency& resident) {
   if (resident.ctas == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
   const int64_t items = params.items ? params.max_items : params.num_items();
-  const int64_t ctas = items * params.num_kv_heads;
+  const int64_t ctas = items * params.num_kv_heads * S::kVParts;
   if (ctas > INT32_MAX) throw std::runtime_error("attention: more than 2147483647 blocks");
   return static_cast<unsigned>(ctas);
 }
@@ -76,15 +76,20 @@ unsigned ctas_of(const P& params, const Residency& resident) {
 template <typename Variant, typename S, typename P, bool kTickets = false>
 void launch_attention(const P& params, const Launch& where) {
   const Residency& resident = residency<attention_kernel<Variant, S, P, kTickets>, S>(where.device);
-  const unsigned ctas = ctas_of(params, resident);
+  const unsigned ctas = ctas_of<S>(params, resident);
   Kernel<attention_kernel<Variant, S, P, kTickets>>::launch(
       dim3(ctas), dim3(S::kThreads), S::shared_bytes(resident.stages), where, with_tracks(params, ctas, S::kThreads),
       resident.stages, heads_together<S>(params));
   if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 
-// The smallest tile, for rows of decode and of short prefills: warps share the keys among them.
+// The smallest tile, for rows of decode and of short prefills: warps share the keys among them. All tiles fit into the
+// 99 KiB of compute capability 8.6, two stages of 24 KiB and 16 KiB of queries for 512 elements of 16 bits.
 template <typename Types>
-using SmallTile = AttentionTile<1, 1, Types::kBytesOfKey >= 1024 ? 2 : 4, Types::kBytesOfKey <= 256 ? 32 : 16, 3, 2>;
+using SmallTile = AttentionTile<1, 1,
+                                Types::kBytesOfKey >= 2048  ? 1
+                                : Types::kBytesOfKey >= 768 ? 2
+                                                            : 4,
+                                Types::kBytesOfKey <= 256 ? 32 : 16, 3, 2>;
 
 }  // namespace flashinfer::cuda

@@ -36,7 +36,7 @@ struct KeyLoader {
                                        int stages)
       : kv(cache),
         k(static_cast<const char*>(cache.k) + head * cache.k_head * sizeof(typename S::KV)),
-        v(static_cast<const char*>(cache.v) + head * cache.v_head * sizeof(typename S::KV)),
+        v(static_cast<const char*>(cache.v) + (head * cache.v_head + first_column<S>()) * sizeof(typename S::KV)),
         first(cache.indptr ? cache.indptr[item.batch] : 0),
         kv_end(item.kv_end) {
     const int group = S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads;

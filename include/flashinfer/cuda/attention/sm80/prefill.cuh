@@ -8,15 +8,19 @@
 
 namespace flashinfer::cuda {
 
-// O takes half of a thread's registers: 256 columns at 16 rows per warp, or 128 columns at 32 rows.
+// O takes half of a thread's registers: 256 columns at 16 rows per warp, or 128 columns at 32 rows. The queries of
+// kHuge stay in shared memory: 32 rows fit into every GPU, 128 rows into the 227 KiB of 9.0. Sizes that are no multiple
+// of 64 need more registers for addresses: ptxas would spill at 32 rows per warp.
 template <typename Types, bool kRope = Types::kRope>
 struct PrefillShapes {
-  static constexpr bool kWide = Types::HEAD_DIM_VO > 128;
-  static constexpr int kFewKeys = Types::HEAD_DIM_QK > 128 ? 32 : 64;
+  static constexpr bool kWide = Types::HEAD_DIM_VO > 128 || Types::HEAD_DIM_VO % 64 != 0;
+  static constexpr bool kHuge = Types::HEAD_DIM_QK > 256;
+  static constexpr int kFewKeys = kHuge ? 16 : Types::HEAD_DIM_QK > 128 ? 32 : 64;
   using Small = AttentionShape<Types, SmallTile<Types>>;
-  using Medium = AttentionShape<Types, AttentionTile<1, 4, 1, kFewKeys, 2, 2>>;
+  using Medium = AttentionShape<Types, AttentionTile<1, kHuge ? 2 : 4, 1, kFewKeys, 2, 2>>;
   using Large =
-      AttentionShape<Types, AttentionTile<kWide ? 1 : 2, kWide ? 8 : 4, 1, kWide ? 64 : kFewKeys, 2, kWide ? 1 : 2>>;
+      AttentionShape<Types,
+                     AttentionTile<kWide ? 1 : 2, kWide ? 8 : 4, 1, kWide && !kHuge ? 64 : kFewKeys, 2, kWide ? 1 : 2>>;
 };
 
 // Rotating a tile of keys costs the same for any number of rows. Tiles therefore have as many rows as shared

@@ -212,13 +212,14 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
 }
 
 // Finds the item and KV head of this CTA, and restricts the item's keys to those that its rows may see. CTAs
-// follow this order, from outermost to innermost: sets of `heads_together` heads, items, heads of the set.
+// follow this order, from outermost to innermost: sets of `heads_together` heads, items, heads of the set, parts of O.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ bool find_work(const P& params, int heads_together, WorkItem& item, int32_t& head) {
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();
-  const int32_t item_and_head = static_cast<int32_t>(blockIdx.x) % (all * heads_together);
+  const int32_t number = static_cast<int32_t>(blockIdx.x) / S::kVParts;
+  const int32_t item_and_head = number % (all * heads_together);
   const int32_t index = item_and_head / heads_together;
-  head = static_cast<int32_t>(blockIdx.x) / (all * heads_together) * heads_together + item_and_head % heads_together;
+  head = number / (all * heads_together) * heads_together + item_and_head % heads_together;
   // Without a plan the last tile comes first: with a causal mask it sees the most keys.
   item = params.item(params.items ? index : used - 1 - index);
   if (index >= used) return false;  // after the load above: the latencies of the two loads overlap
@@ -234,6 +235,7 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
 template <typename Variant, typename S, typename P, bool kTickets = false>
 __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
+  static_assert(!kTickets || S::kVParts == 1, "a ticket is one of an item and KV head");
   extern __shared__ __align__(128) uint8_t shared[];
   const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : most_stages;
   wait_for_inputs();

@@ -60,7 +60,7 @@ struct Shape : Types_, Tile_ {
   static constexpr int kElement = kFp8 ? 1 : 2;  // bytes of an element of queries, keys and values
 
   // Constants for code that the portable kernel uses too. Fragments have 16 rows and 8 columns.
-  static constexpr int kM = 1, kRowWarps = 4 * Tile::kConsumers, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
+  static constexpr int kVParts = 1, kM = 1, kRowWarps = 4 * Tile::kConsumers, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
 
   static constexpr int kWidth = kDQ * kElement % 128 == 0 && kDV * kElement % 128 == 0 ? 128 : 64;  // of a chunk's row
   using Queries = ChunkedTile<Tile::kRows, kWidth>;
