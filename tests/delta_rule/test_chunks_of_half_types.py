@@ -16,6 +16,9 @@ from .oracle import chunk_bound, error, inputs
 from .oracle import delta_rule as oracle
 
 HALVES = [torch.bfloat16, torch.float16]
+# The largest error of dg, dbeta and dh0 on the CPU is 6.5e-6 in 43 seeds. Rounding dy to bfloat16 alone causes 1.6e-3
+# in dbeta.
+FLOAT32_GRADIENT_BOUND = 2e-5
 # One decay per head, or one per channel of a key as in Kimi Delta Attention.
 every_gate = pytest.mark.parametrize("gate", ["head", "channel"])
 
@@ -65,6 +68,9 @@ def check_gradients(given, lengths=None, alike=False, **options) -> None:
         assert one.dtype == leaves[name].dtype and other.square().mean() > 1e-6
         if name != "initial_state":
             one, other = one.transpose(1, 2), other.transpose(1, 2)
+        if one.device.type == "cpu" and one.dtype == torch.float32:  # sums of float32 terms, stored unrounded
+            assert error(one, other) < FLOAT32_GRADIENT_BOUND, name
+            continue
         allowed = (2 if l2norm or name == "g" else 1) * bound
         if leaves["k"].shape[-1] <= 8:  # a mean over few roundings varies more
             allowed *= 1.5
