@@ -1,4 +1,4 @@
-"""Bound calls of attention: operators with few arguments, for eager mode.
+"""Bound calls of attention, operators with few arguments for eager mode, and the streams of runs.
 
 torch needs as long to pass an argument from Python to an operator as the operator needs to use it. ``run`` of
 an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` takes these once
@@ -12,12 +12,13 @@ copies what kernels cannot read, or raises the detailed error.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import has_torch_function_variadic
 
 from .._ops.dtypes import NUMBERS
@@ -132,6 +133,31 @@ class Bound:
             return None
         self._refusals = 0
         return result
+
+
+class LastRun:
+    """Stream of the last run through the full operator. Bound calls know their own streams."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
+    def note(self, device: torch.device) -> None:
+        """Record the current stream of ``device``."""
+        if device.type == "cuda" and not is_dynamo_compiling():
+            self._stream = torch.cuda.current_stream(device)
+
+    def wait(self, device: torch.device, bound: Iterable[Bound | None]) -> None:
+        """Let the current stream wait for the work of every other stream that ran the plan."""
+        if device.type != "cuda":
+            return
+        handles = {call.stream() for call in bound if call is not None}
+        if self._stream is not None:
+            handles.add(self._stream.cuda_stream)
+        # torch takes 0.1 us for the handle of the current stream, and 2 us for the stream.
+        handles -= {-1, torch._C._cuda_getCurrentRawStream(device.index)}
+        for handle in handles:
+            other = torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
+            torch.cuda.current_stream(device).wait_stream(other)
 
 
 def is_refusal(err: RuntimeError) -> bool:

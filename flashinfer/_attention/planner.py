@@ -13,7 +13,7 @@ from .._ops.arguments import check_planned
 from ..jit.frozen import refuse_capture
 from .accepted import check_kv_lens
 from .arguments import CAUSAL, MULTI_ITEM, POS_ENCODINGS, Logits, logits_of, slopes_of, variant_of
-from .bound import Bound
+from .bound import Bound, LastRun
 from .engines import EngineContract
 from .events import Events
 from .kernels import FEW_ROWS, CallProperties, choose
@@ -23,7 +23,6 @@ from .operators import Operators, builtin_operators, named
 from .plan import Cut, Extent, Options, Plan, Requests, make_plan
 from .request import PlanRequest, bad_tables, key_tables, near_tables
 from .signature import HostTables, PlanNumbers
-from .streams import LastRun
 from .tables import Batch, Tables, refuse_graph
 
 FIXED_TILE_ROWS = 64  # every configuration of the portable kernels has such tiles

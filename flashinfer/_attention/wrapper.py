@@ -23,7 +23,7 @@ from .arguments import (
     parameters_of,
     rows_of,
 )
-from .bound import Result
+from .bound import LastRun, Result
 from .events import Events
 from .lists import Scheduler
 from .operators import call, custom_operators
@@ -31,7 +31,6 @@ from .plan import NoCopies, Plan, check_inputs, from_shape, results_of
 from .planner import Planner
 from .scales import NO_SCALES, Scale, head_scales, scaled_query, value_scale
 from .signature import CallArguments, Parameters
-from .streams import LastRun
 
 _SLOPES = "maybe_alibi_slopes"
 

@@ -9,11 +9,11 @@ from typing import NoReturn
 import torch
 
 from .._attention.arguments import no_gradient, rows_of
+from .._attention.bound import LastRun
 from .._attention.lists import Scheduler
 from .._attention.plan import NoCopies
 from .._attention.request import cached_by_value
 from .._attention.signature import HostTables, PlanNumbers
-from .._attention.streams import LastRun
 from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_indices, on_host
 from .._ops.arguments import check_as_planned
 from .._ops.dtypes import dtype_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._attention.streams import LastRun
+from flashinfer._attention.bound import LastRun
 
 from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, workspace
 from ..support.plans import bound_calls
