@@ -2,10 +2,10 @@
 #include <flashinfer/cuda/gemm/sm90/instances.h>
 #include <flashinfer/cuda/gemm/sm90/launch.cuh>
 
-namespace flashinfer::cuda {
+namespace flashinfer::cuda::sm90 {
 
-bool hopper_gemm_float16_by_column(const GemmParams& params, const Launch& where) {
-  return sm90::launch_hopper_gemm<half_t, false>(params, where);
+bool gemm_float16_by_column(const GemmParams& params, const Launch& where) {
+  return launch_gemm<half_t, false>(params, where);
 }
 
-}  // namespace flashinfer::cuda
+}  // namespace flashinfer::cuda::sm90

@@ -5,8 +5,8 @@
 namespace flashinfer::cuda {
 namespace {
 
-const Registered<BackwardKernels> kKernels({90, DType::kBFloat16, sm90::plan_hopper<bfloat16_t>,
-                                            sm90::launch_hopper<bfloat16_t>});
+const Registered<BackwardKernels> kKernels({90, DType::kBFloat16, sm90::plan_backward<bfloat16_t>,
+                                            sm90::launch_backward<bfloat16_t>});
 
 }  // namespace
 }  // namespace flashinfer::cuda

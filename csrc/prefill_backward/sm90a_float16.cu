@@ -5,8 +5,8 @@
 namespace flashinfer::cuda {
 namespace {
 
-const Registered<BackwardKernels> kKernels({90, DType::kFloat16, sm90::plan_hopper<half_t>,
-                                            sm90::launch_hopper<half_t>});
+const Registered<BackwardKernels> kKernels({90, DType::kFloat16, sm90::plan_backward<half_t>,
+                                            sm90::launch_backward<half_t>});
 
 }  // namespace
 }  // namespace flashinfer::cuda

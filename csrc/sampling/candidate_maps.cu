@@ -6,11 +6,11 @@
 namespace flashinfer::cuda {
 
 __device__ inline __noinline__ void mask_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  StreamedRow e = StreamedRow::of(p.vocab_size);
-  const float least = Signed::real(key_of_rank(e, p.input, row, top_k));
-  e.each_own([&](int c) {
+  GlobalRow engine = GlobalRow::of(p.vocab_size);
+  const float least = Signed::real(key_of_rank(engine, p.input, row, top_k));
+  engine.each_own([&](int c) {
     Chunk chunk;
-    e.load(chunk, c);
+    engine.load(chunk, c);
     chunk.each([&](float& x) { x = x < least ? -INFINITY : x; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
@@ -18,15 +18,15 @@ __device__ inline __noinline__ void mask_again(const MapRowsParams& p, int64_t r
 }
 
 __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  StreamedRow e = StreamedRow::of(p.vocab_size);
+  GlobalRow engine = GlobalRow::of(p.vocab_size);
   set_scratch([&](Scratch& s) { s.source = Source::of(p.input, row * p.input.stride, p.vocab_size), s.remap = {}; });
-  Totals totals = load_probs(e);
-  const float t = __uint_as_float(top_k_key<Unsigned>(e, top_k.k));
-  e.sum_kept(t);
-  const Normalizer by = Normalizer::of(e.totals(totals.fixed).real());
-  e.each_own([&](int c) {
+  Totals totals = load_probs(engine);
+  const float t = __uint_as_float(top_k_key<Unsigned>(engine, top_k.k));
+  engine.sum_kept(t);
+  const Normalizer by = Normalizer::of(engine.totals(totals.fixed).real());
+  engine.each_own([&](int c) {
     Chunk chunk;
-    e.load(chunk, c);
+    engine.load(chunk, c);
     chunk.each([&](float& x) { x = x >= t ? by(x) : 0.0f; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
@@ -37,64 +37,64 @@ __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t
 template <bool kMask>
 __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     candidate_map_kernel(const __grid_constant__ MapRowsParams p) {
-  each_row(
-      p.input, p.num_rows, p.vocab_size, [&](StreamRow& stream, int64_t row, const Source& source, const Source& next) {
-        FewRow x{stream};
-        const DType dtype = p.input.dtype;
-        Filters f{};
-        f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
-        const auto fill = [&](int pair, float value) {
-          Chunk chunk;
-          chunk.each([&](float& at) { at = value; });
-          x.store(p.output, dtype, row, pair, chunk, chunk);
-        };
-        const float largest =
-            x.template stream<kMask>(source, next, f, [&](int pair) { fill(pair, kMask ? -INFINITY : 0.0f); });
-        const uint32_t total = scratch().counter;
-        const bool fits = total <= kCollected;
-        const auto put = [&](const auto& change) {
+  each_row(p.input, p.num_rows, p.vocab_size,
+           [&](PipelinedRow& stream, int64_t row, const Source& source, const Source& next) {
+             FewRow x{stream};
+             const DType dtype = p.input.dtype;
+             Filters f{};
+             f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+             const auto fill = [&](int pair, float value) {
+               Chunk chunk;
+               chunk.each([&](float& at) { at = value; });
+               x.store(p.output, dtype, row, pair, chunk, chunk);
+             };
+             const float largest =
+                 x.template stream<kMask>(source, next, f, [&](int pair) { fill(pair, kMask ? -INFINITY : 0.0f); });
+             const uint32_t total = scratch().counter;
+             const bool fits = total <= kCollected;
+             const auto put = [&](const auto& change) {
 #pragma unroll 1
-          for (int pair = 0; pair < x.own_pairs; ++pair) {
-            const uint32_t begin = x.begins()[2 * (x.first_pair + pair)],
-                           count = x.begins()[2 * (x.first_pair + pair) + 1];
-            for (uint32_t i = begin + lane_id(); i < begin + count; i += 32)
-              change(x.keys()[i], x.chunk_of(pair) * kSumChunk + x.positions()[i]);
-          }
-        };
-        if constexpr (kMask) {
-          if (!fits || largest != largest) {
-            mask_again(p, row, f.top_k);
-          } else if (total > 0) {
-            const float least =
-                Signed::real(x.template search<false>(x, total, 0, Signed::key(largest), f.top_k.k, {}).key);
-            put([&](uint32_t key, int at) {
-              const float value = Signed::real(key);
-              if (value >= least) store_element(p.output, dtype, row * p.vocab_size + at, value);
-            });
-          }
-        } else {
-          const Totals row_totals = x.totals();
-          const bool is_zero = x.e.largest_bits(x.sums(), x.e.chunks) == 0;
-          if (!row_totals.valid) {
-            if (!is_zero)
-              for (int pair = 0; pair < x.own_pairs; ++pair) fill(pair, NAN);
-          } else if (!fits) {
-            renorm_again(p, row, f.top_k);
-          } else {
-            const float t =
-                __uint_as_float(x.template search<false>(x, total, 0, __float_as_uint(largest), f.top_k.k, {}).key);
-            x.sum_collected(t);
-            const Normalizer by = Normalizer::of(x.totals(row_totals.fixed).real());
-            put([&](uint32_t key, int at) {
-              const float value = __uint_as_float(key);
-              if (value >= t) store_element(p.output, dtype, row * p.vocab_size + at, by(value));
-            });
-          }
-        }
-        __syncthreads();
-        x.copy(next, 1, x.step + 1);
-        stream = x;
-      });
+               for (int pair = 0; pair < x.own_pairs; ++pair) {
+                 const uint32_t begin = x.begins()[2 * (x.first_pair + pair)],
+                                count = x.begins()[2 * (x.first_pair + pair) + 1];
+                 for (uint32_t i = begin + lane_id(); i < begin + count; i += 32)
+                   change(x.keys()[i], x.chunk_of(pair) * kSumChunk + x.positions()[i]);
+               }
+             };
+             if constexpr (kMask) {
+               if (!fits || largest != largest) {
+                 mask_again(p, row, f.top_k);
+               } else if (total > 0) {
+                 const float least =
+                     Signed::real(x.template search<false>(x, total, 0, Signed::key(largest), f.top_k.k, {}).key);
+                 put([&](uint32_t key, int at) {
+                   const float value = Signed::real(key);
+                   if (value >= least) store_element(p.output, dtype, row * p.vocab_size + at, value);
+                 });
+               }
+             } else {
+               const Totals row_totals = x.totals();
+               const bool is_zero = x.engine.largest_bits(x.sums(), x.engine.chunks) == 0;
+               if (!row_totals.valid) {
+                 if (!is_zero)
+                   for (int pair = 0; pair < x.own_pairs; ++pair) fill(pair, NAN);
+               } else if (!fits) {
+                 renorm_again(p, row, f.top_k);
+               } else {
+                 const float t = __uint_as_float(
+                     x.template search<false>(x, total, 0, __float_as_uint(largest), f.top_k.k, {}).key);
+                 x.sum_collected(t);
+                 const Normalizer by = Normalizer::of(x.totals(row_totals.fixed).real());
+                 put([&](uint32_t key, int at) {
+                   const float value = __uint_as_float(key);
+                   if (value >= t) store_element(p.output, dtype, row * p.vocab_size + at, by(value));
+                 });
+               }
+             }
+             __syncthreads();
+             x.copy(next, 1, x.step + 1);
+             stream = x;
+           });
 }
 
 bool launch_candidate_maps(const MapRowsParams& p, const Launch& where) {

@@ -80,7 +80,7 @@ template <bool kLogits>
 __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     candidate_kernel(const __grid_constant__ SampleParams p) {
   each_row(p.input, p.num_outputs, p.vocab_size,
-           [&](StreamRow& stream, int64_t row, const Source& source, const Source& next) {
+           [&](PipelinedRow& stream, int64_t row, const Source& source, const Source& next) {
              FewRow x{stream};
              draw_candidates<kLogits>(x, p, row, source, next);
              __syncthreads();
@@ -93,15 +93,15 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
 __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     logits_kernel(const __grid_constant__ SampleParams p) {
   each_row(p.input, p.num_outputs, p.vocab_size,
-           [&](StreamRow& x, int64_t row, const Source& source, const Source& next) {
+           [&](PipelinedRow& x, int64_t row, const Source& source, const Source& next) {
              const float scale = exponent_scale(p.temperature.get_real(row, row));
              x.pass(source, next, 2, -INFINITY, [&](Chunk& one, Chunk& other, int pair) {
                const PairSums of = exponentials_of(one, other, scale);
                x.put_sums(x.maxima(), pair, of.maximum), x.put_sums(x.sums(), pair, of.sum);
              });
              __syncthreads();
-             const float top = largest_of(x.maxima(), x.e.chunks);
-             rescale(x.sums(), x.maxima(), x.e.chunks, top, scale);
+             const float top = largest_of(x.maxima(), x.engine.chunks);
+             rescale(x.sums(), x.maxima(), x.engine.chunks, top, scale);
              const Exponential exponential{-INFINITY, top, scale};
              x.draw_from(source, -INFINITY, p, row, x.totals(), 0.0f, exponential);
            });

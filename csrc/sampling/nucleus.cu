@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_map_kernel(const _
       const Normalizer by = Normalizer::of(totals.real());
       x.map(elements, to, [&](float value) { return value >= t ? by(value) : 0.0f; });
     } else {
-      const float otherwise = top_p == top_p && x.e.largest_bits(x.sums(), x.e.chunks) == 0 ? 0.0f : NAN;
+      const float otherwise = top_p == top_p && x.engine.largest_bits(x.sums(), x.engine.chunks) == 0 ? 0.0f : NAN;
       x.map(elements, to, [&](float) { return otherwise; });
     }
     __syncthreads();
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_map_kernel(const _
 // Shape for at least `least` rows that allow loads of four elements. Zero bytes: not served.
 inline Shape nucleus_shape(const RowsOf& rows, int64_t count, int64_t least, int64_t vocab_size, int device) {
   const int64_t piece = 4 * (rows.dtype == DType::kFloat32 ? 4 : 2);
-  const bool serves = count >= least && StreamRow::fits(vocab_size) && vocab_size % 4 == 0 && rows.stride % 4 == 0 &&
+  const bool serves = count >= least && PipelinedRow::fits(vocab_size) && vocab_size % 4 == 0 && rows.stride % 4 == 0 &&
                       reinterpret_cast<uintptr_t>(rows.data) % piece == 0 &&
                       NucleusRow::bytes() + static_cast<int64_t>(sizeof(Known)) <= shared_memory(device);
   return {1, kNucleusThreads, serves ? NucleusRow::bytes() : 0, false};

@@ -200,13 +200,13 @@ SERVED = CallProperties("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (1
 
 
 @pytest.fixture
-def as_hopper(monkeypatch):
+def as_sm90(monkeypatch):
     monkeypatch.setattr(kernels, "capability", lambda device: (9, 0))
     monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: True)
 
 
 @pytest.mark.parametrize("change", [{}, dict(dtypes=(BF16, E4M3, BF16)), dict(group=100), dict(pos_encoding_mode=2)])
-def test_only_fa3_selects_it(as_hopper, change):
+def test_only_fa3_selects_it(as_sm90, change):
     wanted = replace(SERVED, **change)
     assert choose("fa3", wanted, 1) == "sm90a"
     assert choose("auto", wanted, 10**6) == choose("fa2", wanted, 1) == "cuda"
@@ -221,7 +221,7 @@ def test_only_fa3_selects_it(as_hopper, change):
         (dict(device=torch.device("cpu")), "got tensors on cpu"),
     ],
 )
-def test_unserved_calls_fail_with_the_reason(as_hopper, change, reason):
+def test_unserved_calls_fail_with_the_reason(as_sm90, change, reason):
     with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels cannot serve this call: ") as error:
         choose("fa3", replace(SERVED, **change), 1)
     assert reason in str(error.value)

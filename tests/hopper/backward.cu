@@ -5,8 +5,8 @@
 namespace flashinfer::cuda {
 
 void (*const instances[])(const PrefillBackwardParams&, const Launch&) = {
-    sm90::launch_hopper<half_t>,
-    sm90::launch_hopper<bfloat16_t>,
+    sm90::launch_backward<half_t>,
+    sm90::launch_backward<bfloat16_t>,
 };
 
 }  // namespace flashinfer::cuda

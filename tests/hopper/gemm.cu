@@ -3,9 +3,9 @@
 
 namespace flashinfer::cuda::sm90 {
 
-#define KERNEL(...)                                                                            \
-  template __global__ void hopper_gemm_kernel<__VA_ARGS__>(const __grid_constant__ GemmParams, \
-                                                           const __grid_constant__ HopperMaps, const HopperSettings)
+#define KERNEL(...)                                                                     \
+  template __global__ void gemm_kernel<__VA_ARGS__>(const __grid_constant__ GemmParams, \
+                                                    const __grid_constant__ GemmMaps, const GemmSettings)
 KERNEL(GemmShape<bfloat16_t, true, GemmSize::kMany>);
 KERNEL(GemmShape<half_t, false, GemmSize::kMany>);
 KERNEL(GemmShape<bfloat16_t, true, GemmSize::kFew>);

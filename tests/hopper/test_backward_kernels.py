@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.device_code import assert_clean, compiled_for_hopper, sass_or_skip
+from ..support.device_code import assert_clean, compiled_for, sass_or_skip
 
 pytestmark = pytest.mark.slow  # compiles kernels
 HERE = Path(__file__).parent
@@ -17,7 +17,7 @@ INSTANCES = 4  # two element types, two sizes of heads
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the object file of backward.cu and ptxas' output."""
-    return compiled_for_hopper(HERE / "backward.cu", tmp_path_factory.mktemp("backward"))
+    return compiled_for("90a", HERE / "backward.cu", tmp_path_factory.mktemp("backward"))
 
 
 def test_ptxas_serialises_and_spills_nothing(compiled: tuple[Path, str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.device_code import assert_clean, compiled_for_hopper, sass_or_skip
+from ..support.device_code import assert_clean, compiled_for, sass_or_skip
 
 HERE = Path(__file__).parent
 INSTANCES = 3
@@ -16,7 +16,7 @@ INSTANCES = 3
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the object file of decode.cu and ptxas' output."""
-    return compiled_for_hopper(HERE / "decode.cu", tmp_path_factory.mktemp("decode"))
+    return compiled_for("90a", HERE / "decode.cu", tmp_path_factory.mktemp("decode"))
 
 
 def test_ptxas_spills_nothing(compiled: tuple[Path, str]) -> None:

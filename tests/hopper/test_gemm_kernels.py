@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.device_code import assert_clean, compiled_for_hopper, sass_or_skip
+from ..support.device_code import assert_clean, compiled_for, sass_or_skip
 
 pytestmark = pytest.mark.slow  # compiles kernels
 HERE = Path(__file__).parent
@@ -18,16 +18,16 @@ TOKENS_OF_8_BITS, FEW_TOKENS = TOKENS[:6], TOKENS[:3]
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the object file of gemm.cu and ptxas' output."""
-    return compiled_for_hopper(HERE / "gemm.cu", tmp_path_factory.mktemp("gemm"))
+    return compiled_for("90a", HERE / "gemm.cu", tmp_path_factory.mktemp("gemm"))
 
 
 def test_ptxas_spills_nothing_and_serialises_nothing(compiled: tuple[Path, str]) -> None:
-    assert_clean(compiled[1], "hopper_gemm_kernel", 4)
+    assert_clean(compiled[1], "gemm_kernel", 4)
 
 
 def test_each_size_has_its_products_and_boxes_come_by_tma(compiled: tuple[Path, str]) -> None:
     sass = sass_or_skip(compiled[0])
-    functions = dict(re.findall(r"Function : (\w*hopper_gemm_kernel\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
+    functions = dict(re.findall(r"Function : (\w*gemm_kernel\w*)\n(.*?)(?=Function :|\Z)", sass, re.S))
     assert len(functions) == 4
     for name, body in functions.items():
         eight, few = "fp8" in name, "GemmSizeE2" in name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.device_code import assert_clean, compiled_for_hopper, nvcc_or_skip, sass_or_skip
+from ..support.device_code import assert_clean, compiled_for, nvcc_or_skip, sass_or_skip
 
 HERE = Path(__file__).parent
 INSTANCES = 3
@@ -20,7 +20,7 @@ INSTANCES = 3
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the object file of prefill.cu and ptxas' output."""
-    return compiled_for_hopper(HERE / "prefill.cu", tmp_path_factory.mktemp("prefill"))
+    return compiled_for("90a", HERE / "prefill.cu", tmp_path_factory.mktemp("prefill"))
 
 
 @pytest.mark.slow

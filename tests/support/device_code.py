@@ -24,10 +24,6 @@ def nvcc_or_skip() -> str:
         pytest.skip(f"no nvcc: {error}")
 
 
-def compiled_for_hopper(source: Path, folder: Path) -> tuple[Path, str]:
-    return compiled_for("90a", source, folder)
-
-
 def compiled_for(arch: str, source: Path, folder: Path) -> tuple[Path, str]:
     """Return the object file of a source in ``folder``, and ptxas's messages."""
     place = folder / f"{source.stem}.o"

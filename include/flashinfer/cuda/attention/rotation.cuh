@@ -18,10 +18,10 @@
 
 namespace flashinfer::cuda {
 
-// The angle of a pair, as a fraction of a full turn of 2 pi.
-struct alignas(16) PairTurns {
-  uint64_t position;     // turns per position, times 2^64: whole turns overflow
-  float step_c, step_s;  // cosine and sine of the angle between a thread's successive keys of a tile
+// Frequency of a pair of elements. A turn is an angle of 2 pi.
+struct alignas(16) RopeFrequency {
+  uint64_t turns_per_position;  // times 2^64, so that whole turns overflow
+  float step_c, step_s;         // cosine and sine of the angle between a thread's successive keys of a tile
 };
 
 constexpr float kFirstFactor = 31.0f / 32;
@@ -32,8 +32,8 @@ __device__ __forceinline__ float second_part(float x, float rounded) { return fm
 
 // Returns cosine and sine, exact to 2^-32 of a turn at any position: multiplication modulo 2^64 drops whole
 // turns only.
-__device__ __forceinline__ void find_angle(uint64_t turns, int64_t position, float& c, float& s) {
-  const auto part = static_cast<int32_t>(turns * static_cast<uint64_t>(position) >> 32);
+__device__ __forceinline__ void find_angle(uint64_t frequency, int64_t position, float& c, float& s) {
+  const auto part = static_cast<int32_t>(frequency * static_cast<uint64_t>(position) >> 32);
   const float angle = static_cast<float>(part) * static_cast<float>(6.283185307179586 / 4294967296.0);
   c = __cosf(angle), s = __sinf(angle);
 }
@@ -51,20 +51,20 @@ struct RotationShape {
   static constexpr int kAtOnce = kEach < 4 ? kEach : 4;
   static_assert(kStep > 0, "a group has a thread for every 8 pairs of a key");
 
-  // Index of a pair's turns: threads with adjacent columns read adjacent entries.
+  // Index of the frequency of a pair. Threads with adjacent columns read adjacent entries.
   __device__ __forceinline__ static int index(int pair) { return pair % 8 * kColumns + pair / 8; }
 };
 
 template <typename S, typename P>
-__device__ __forceinline__ void find_turns(const P& params, PairTurns* turns) {
+__device__ __forceinline__ void find_frequencies(const P& params, RopeFrequency* frequencies) {
   const double* numbers = numbers_of(params, 0);
   const double rcp_scale = numbers ? 1.0 / numbers[kRopeScale] : params.rope_rcp_scale;
   const double rcp_theta = numbers ? 1.0 / numbers[kRopeTheta] : params.rope_rcp_theta;
   for (int i = threadIdx.x; i < S::kDQ / 2; i += S::kThreads) {
     const double exact = exp2(log2(rcp_theta) * 2 * i / S::kDQ) * rcp_scale / 6.283185307179586;
-    PairTurns& one = turns[RotationShape<S>::index(i)];
-    one.position = static_cast<uint64_t>((exact - floor(exact)) * 18446744073709551616.0);
-    find_angle(one.position, RotationShape<S>::kStep, one.step_c, one.step_s);
+    RopeFrequency& one = frequencies[RotationShape<S>::index(i)];
+    one.turns_per_position = static_cast<uint64_t>((exact - floor(exact)) * 18446744073709551616.0);
+    find_angle(one.turns_per_position, RotationShape<S>::kStep, one.step_c, one.step_s);
   }
 }
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_
 // Rotates a group's tile for all warps that use it. The tile starts at key tile_start of the request. The
 // first part may overwrite `raw`.
 template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void rotate_tile(const P& params, const Variant& variant, const PairTurns* turns,
+__device__ __forceinline__ void rotate_tile(const P& params, const Variant& variant, const RopeFrequency* frequencies,
                                             uint32_t raw, uint32_t first_part, uint32_t second, int32_t lane,
                                             int32_t tile_start) {
   using Shape = RotationShape<S>;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void rotate_tile(const P& params, const Variant& vari
   const auto position = static_cast<uint32_t>(tile_start + start);
   float c[8], s[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) find_angle(turns[i * kColumns + column].position, position, c[i], s[i]);
+  for (int i = 0; i < 8; ++i) find_angle(frequencies[i * kColumns + column].turns_per_position, position, c[i], s[i]);
 #pragma unroll
   for (int first = 0; first < kEach; first += kAtOnce) {
     RawElements<S> keys[kAtOnce][2];  // all loads come before the first store, which no load could pass
@@ -150,8 +150,8 @@ __device__ __forceinline__ void rotate_tile(const P& params, const Variant& vari
           a[i] = static_cast<float>(variant.KeyTransform(params, a[i])),
           b[i] = static_cast<float>(variant.KeyTransform(params, b[i]));
         rotate(a[i], b[i], c[i], s[i]);
-        const PairTurns& turn = turns[i * kColumns + column];
-        if (first + n + 1 < kEach) rotate(c[i], s[i], turn.step_c, turn.step_s);
+        const RopeFrequency& frequency = frequencies[i * kColumns + column];
+        if (first + n + 1 < kEach) rotate(c[i], s[i], frequency.step_c, frequency.step_s);
       }
       store_parts<S>(a, first_part, second, start + (first + n) * kStep, column);
       store_parts<S>(b, first_part, second, start + (first + n) * kStep, column + kColumns);

@@ -77,18 +77,18 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kKeyPart = Types::kRope ? Tile::kKeys * kKeyRow : 0;
   static constexpr int kRotatedTile = (kInPlace ? 1 : 2) * kKeyPart,
                        kRotatedBytes = (kRotatesAhead ? 2 : 1) * kRotatedTile;
-  static constexpr int kTurnsBytes = Types::kRope ? kDQ / 2 * 16 : 0;  // a PairTurns each
-  static constexpr int kSumStride = kDV + 4;                           // floats of a row in the merge of groups
+  static constexpr int kFrequencyBytes = Types::kRope ? kDQ / 2 * 16 : 0;  // a RopeFrequency each
+  static constexpr int kSumStride = kDV + 4;                               // floats of a row in the merge of groups
   static constexpr int kSumsBytes =
       Tile::kKeyWarps > 1 ? Tile::kKeyWarps * Tile::kRows * (kSumStride + 2) * static_cast<int>(sizeof(float)) : 0;
 
-  // Shared memory: queries, turns, then per group its stages, its rotated keys, and its table of rows.
+  // Shared memory: queries, frequencies, then per group its stages, its rotated keys, and its table of rows.
   FLASHINFER_HD static constexpr int shared_bytes(int stages) {
     const int used = table(Tile::kKeyWarps, stages);
     return used > kSumsBytes ? used : kSumsBytes;
   }
   FLASHINFER_HD static constexpr int ring(int group, int stages) {
-    return kQBytes + kTurnsBytes + group * stages * kStageBytes;
+    return kQBytes + kFrequencyBytes + group * stages * kStageBytes;
   }
   FLASHINFER_HD static constexpr int rotated(int group, int stages) {
     return ring(Tile::kKeyWarps, stages) + group * kRotatedBytes;

@@ -15,7 +15,7 @@ namespace flashinfer::cuda {
 
 constexpr int64_t kMostTopK = 128;  // largest k of a top-k served here
 
-struct FewRow : StreamRow {
+struct FewRow : PipelinedRow {
   // Collect the elements that reach `bound`, with their positions in the pair of chunks.
   template <typename Key>
   __device__ __forceinline__ void collect(const Chunk& one, const Chunk& other, int pair, float bound) const {
@@ -100,7 +100,7 @@ struct FewRow : StreamRow {
 
   // Sum the collected elements >= t.
   __device__ __forceinline__ void sum_collected(float t) {
-    e.sums_at ^= 1;
+    engine.sums_at ^= 1;
     sum_collected_of(*this, t);
   }
   __device__ __noinline__ static void sum_collected_of(FewRow row, float t) { row.put_collected_sums(t); }
@@ -148,7 +148,7 @@ struct FewRow : StreamRow {
                                                   uint32_t max_key) {
     if (!(p > 0)) return max_key;
     const double target = p * row.real();
-    const Weights weights = Weights::of(max_key, e.n);
+    const Weights weights = Weights::of(max_key, engine.n);
     const Edge edge =
         search<true>(*this, count, least, max_key, static_cast<uint64_t>(ceil(target * weights.factor())), weights);
     const double kept = kept_from(edge.key, row), edges = static_cast<double>(edge.value) / weights.factor();
@@ -168,11 +168,11 @@ struct FewRow : StreamRow {
 // Sample a row with too many candidates: reread it.
 template <bool kLogits>
 __device__ __noinline__ void sample_again(const SampleParams& p, const Source& source, int64_t row) {
-  StreamedRow e = StreamedRow::of(p.vocab_size);
+  GlobalRow engine = GlobalRow::of(p.vocab_size);
   set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.subtracts = false; });
   Totals totals{{1, 1}, 0, false};
-  const float t = prepare_row<kLogits>(p, e, Filters::of(p, row, row), totals);
-  draw_run(p, e, row, row + 1, totals, t);
+  const float t = prepare_row<kLogits>(p, engine, Filters::of(p, row, row), totals);
+  draw_run(p, engine, row, row + 1, totals, t);
   __syncthreads();
 }
 

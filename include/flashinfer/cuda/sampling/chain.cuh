@@ -28,9 +28,9 @@ __device__ __forceinline__ void load_probs(Chunk& chunk, const Source& from, int
 }
 
 __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ ChainParams p) {
-  StreamedRow e = StreamedRow::of(p.vocab_size);
-  const int64_t request = blockIdx.x / e.size, n = p.num_draft;
-  e.start();
+  GlobalRow engine = GlobalRow::of(p.vocab_size);
+  const int64_t request = blockIdx.x / engine.size, n = p.num_draft;
+  engine.start();
   wait_for_inputs();
   let_next_start();
   const auto draft = [&](int64_t j) {
@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   set_scratch([&](Scratch& s) { s.source = source, s.subtracted = subtracted, s.subtracts = subtracts, s.remap = {}; });
   // Sums of max(target - draft, 0). The array of the maxima holds sums of the target, for the case that all
   // differences are 0.
-  e.begin_pass(2 * e.chunks);
-  e.each_own([&](int c) {
+  engine.begin_pass(2 * engine.chunks);
+  engine.each_own([&](int c) {
     Chunk chunk;
     load_probs(chunk, source, c);
-    e.broadcast(e.maxima() + c, chunk_sum(chunk));
+    engine.broadcast(engine.maxima() + c, chunk_sum(chunk));
     if (subtracts) {
       Chunk other;
       load_probs(other, subtracted, c);
@@ -67,18 +67,18 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
         for (int i = 0; i < 4; ++i) chunk.at[j][i] = max_nan(chunk.at[j][i] - other.at[j][i], 0.0f);
       }
     }
-    e.broadcast(e.sums() + c, chunk_sum(chunk));
+    engine.broadcast(engine.sums() + c, chunk_sum(chunk));
   });
-  e.end_pass(), ++e.pass;
-  Totals totals = e.totals();
+  engine.end_pass(), ++engine.pass;
+  Totals totals = engine.totals();
   if (!totals.valid) {
     set_scratch([](Scratch& s) { s.subtracts = false; });
-    for (int c = threadIdx.x; c < e.chunks; c += blockDim.x) e.sums()[c] = e.maxima()[c];
+    for (int c = threadIdx.x; c < engine.chunks; c += blockDim.x) engine.sums()[c] = engine.maxima()[c];
     __syncthreads();
-    totals = e.totals();
+    totals = engine.totals();
   }
-  if (e.rank == 0 && e.warp() == 0) {
-    const Draw<false> draw(e, totals, 0.0f);
+  if (engine.rank == 0 && engine.warp() == 0) {
+    const Draw<false> draw(engine, totals, 0.0f);
     const int64_t token = draw(p.random.draw(request, 0));
     for (int64_t j = lane_id(); j <= n; j += 32) {
       p.tokens[request * (n + 1) + j] = static_cast<int32_t>(j < emitted    ? p.draft_token(request, j)
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
       add_count(p.emitted, p.wide_emitted, request, emitted);
     }
   }
-  e.sync_reads();
+  engine.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

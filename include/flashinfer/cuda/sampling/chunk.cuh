@@ -140,11 +140,11 @@ __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& secon
 __device__ __forceinline__ int size_of_row_type(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 // Load with a global-memory instruction, because the compiler loses the address space of pointers in structs. With
-// `again`, the row is reread, and the load asks the L2 cache to hold it longer.
+// `reread`, the load asks the L2 cache to hold it longer.
 template <typename T>
-__device__ __forceinline__ Vec<T, 4> read4(const T* from, bool again) {
+__device__ __forceinline__ Vec<T, 4> read4(const T* from, bool reread) {
   using Raw = typename RawVec<4 * sizeof(T)>::Type;
-  const Raw raw = ptx::load_global(reinterpret_cast<const Raw*>(from), again);
+  const Raw raw = ptx::load_global(reinterpret_cast<const Raw*>(from), reread);
   Vec<T, 4> vec;
   memcpy(&vec, &raw, sizeof(raw));
   return vec;
@@ -172,10 +172,10 @@ struct Source {
   }
 
   template <typename T>
-  __device__ __forceinline__ void load_whole(Chunk& x, int64_t start, bool again) const {
+  __device__ __forceinline__ void load_whole(Chunk& x, int64_t start, bool reread) const {
     const T* from = reinterpret_cast<const T*>(data) + start;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) read4<T>(from + part_start(j), again).to_floats(x.at[j]);
+    for (int j = 0; j < 4; ++j) read4<T>(from + part_start(j), reread).to_floats(x.at[j]);
   }
 
   // Load chunks at the end of a row, and chunks of unaligned rows.
@@ -190,17 +190,17 @@ struct Source {
     }
   }
 
-  __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding, bool again = false) const {
+  __device__ __forceinline__ void load(Chunk& x, int64_t start, float padding, bool reread = false) const {
     if (!is_aligned || start + kSumChunk > n) {
       Chunk copy;  // not x: taking the address of x would move it to local memory
       load_by_elements(copy, Source(*this), start, padding);
       x = copy;
     } else if (dtype == DType::kFloat32) {
-      load_whole<float>(x, start, again);
+      load_whole<float>(x, start, reread);
     } else if (dtype == DType::kFloat16) {
-      load_whole<half_t>(x, start, again);
+      load_whole<half_t>(x, start, reread);
     } else {
-      load_whole<bfloat16_t>(x, start, again);
+      load_whole<bfloat16_t>(x, start, reread);
     }
   }
 

@@ -17,14 +17,14 @@ constexpr int kOwnKeys = 512;                                 // keys that a CTA
 constexpr int kFewKeys = 256;                                 // keys that are copied and ranked one by one, at most
 
 struct ClusterSmem {
-  StreamedRow e;
+  GlobalRow engine;
 
   // Bytes of two arrays of sums, one of maxima, bins, keys and the chunks.
   static int64_t bytes(int64_t own) {
     return (3 * kClusterSmemChunks + kBins + kOwnKeys + kFewKeys + own * kSumChunk) * int64_t{4};
   }
   __device__ __forceinline__ float* sums() const {
-    return reinterpret_cast<float*>(shared_bytes()) + e.sums_at * kClusterSmemChunks;
+    return reinterpret_cast<float*>(shared_bytes()) + engine.sums_at * kClusterSmemChunks;
   }
   __device__ __forceinline__ float* maxima() const {
     return reinterpret_cast<float*>(shared_bytes()) + 2 * kClusterSmemChunks;
@@ -36,12 +36,17 @@ struct ClusterSmem {
   __device__ __forceinline__ uint32_t* few_keys() const { return keys() + kOwnKeys; }
 
   // The warp's chunks.
-  __device__ __forceinline__ int chunk(int which) const { return e.first + e.warp() + which * kClusterSmemWarps; }
-  __device__ __forceinline__ bool has(int which) const { return e.warp() + which * kClusterSmemWarps < e.own; }
+  __device__ __forceinline__ int chunk(int which) const {
+    return engine.first + engine.warp() + which * kClusterSmemWarps;
+  }
+  __device__ __forceinline__ bool has(int which) const {
+    return engine.warp() + which * kClusterSmemWarps < engine.own;
+  }
 
   // Return the thread's part of a chunk in shared memory.
   __device__ __forceinline__ float4* at(int which) const {
-    float* row = reinterpret_cast<float*>(few_keys() + kFewKeys) + (e.warp() + which * kClusterSmemWarps) * kSumChunk;
+    float* row =
+        reinterpret_cast<float*>(few_keys() + kFewKeys) + (engine.warp() + which * kClusterSmemWarps) * kSumChunk;
     return reinterpret_cast<float4*>(row + part_start(0));
   }
   __device__ __forceinline__ void put(const Chunk& x, int which) const {
@@ -93,7 +98,7 @@ struct ClusterSmem {
     if (has(which + 1)) put(other, which + 1);
   }
   __device__ __forceinline__ void broadcast(float* to, int which, float value) const {
-    e.broadcast_pair(to, chunk(which), has(which + 1), value);
+    engine.broadcast_pair(to, chunk(which), has(which + 1), value);
   }
 
   // Read the row from global memory, in the first pass. The first loads are issued before the cluster has started.
@@ -108,7 +113,7 @@ struct ClusterSmem {
       } else {
         other.each([&](float& x) { x = padding; });
       }
-      if (which == 0) e.wait();
+      if (which == 0) engine.wait();
       if (has(which)) f(one, other, which);
     }
   }
@@ -117,8 +122,8 @@ struct ClusterSmem {
   // Broadcast all sums and, with kMaxima, all maxima.
   template <bool kMaxima, typename Read, typename F>
   __device__ __forceinline__ void transform(const Read& read, const F& change) {
-    e.sums_at ^= 1, e.summed = -1;
-    e.begin_pass(kMaxima ? 2 * e.chunks : e.chunks);
+    engine.sums_at ^= 1, engine.summed = -1;
+    engine.begin_pass(kMaxima ? 2 * engine.chunks : engine.chunks);
     read([&](Chunk& one, Chunk& other, int which) {
       one.each([&](float& x) { x = change(x); });
       other.each([&](float& x) { x = change(x); });
@@ -126,7 +131,7 @@ struct ClusterSmem {
       if constexpr (kMaxima) broadcast(maxima(), which, pair_max<true>(one, other));
       broadcast(sums(), which, pair_sum(one, other, [](float x) { return x; }));
     });
-    e.end_pass(), ++e.pass;
+    engine.end_pass(), ++engine.pass;
   }
   template <bool kMaxima, typename F>
   __device__ __forceinline__ void transform(const F& change) {
@@ -134,21 +139,21 @@ struct ClusterSmem {
   }
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima(const Source& source, float padding) {
-    e.begin_pass(e.chunks);
+    engine.begin_pass(engine.chunks);
     read(source, padding, [&](Chunk& one, Chunk& other, int which) {
       put_two(one, other, which);
       broadcast(maxima(), which, pair_max<kNaN>(one, other));
     });
-    e.end_pass(), ++e.pass;
+    engine.end_pass(), ++engine.pass;
   }
   __device__ __forceinline__ void sum_kept(float t) {
-    if (e.summed == t) return;
-    e.sums_at ^= 1, e.summed = t;
-    e.begin_pass(e.chunks);
+    if (engine.summed == t) return;
+    engine.sums_at ^= 1, engine.summed = t;
+    engine.begin_pass(engine.chunks);
     each_two([&](const Chunk& one, const Chunk& other, int which) {
       broadcast(sums(), which, pair_sum(one, other, [t](float x) { return x >= t ? x : 0.0f; }));
     });
-    e.end_pass(), ++e.pass;
+    engine.end_pass(), ++engine.pass;
   }
 
   // Add the sums of all chunks, one per thread.
@@ -156,9 +161,9 @@ struct ClusterSmem {
     __shared__ uint64_t parts[kClusterSmemWarps];
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     const int c = threadIdx.x;
-    const uint64_t own = warp_sum(valid && c < e.chunks ? fixed(sums()[c]) : 0);
+    const uint64_t own = warp_sum(valid && c < engine.chunks ? fixed(sums()[c]) : 0);
     __syncthreads();  // parts are no longer read
-    if (lane_id() == 0) parts[e.warp()] = own;
+    if (lane_id() == 0) parts[engine.warp()] = own;
     __syncthreads();
     uint64_t total = 0;
 #pragma unroll
@@ -166,13 +171,15 @@ struct ClusterSmem {
     return {fixed, total, valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
-    return add_up(fixed, e.largest_bits(sums(), e.chunks));
+    return add_up(fixed, engine.largest_bits(sums(), engine.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t max_bits = e.largest_bits(sums(), e.chunks);
+    const uint32_t max_bits = engine.largest_bits(sums(), engine.chunks);
     return add_up(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
-  __device__ __forceinline__ float largest() const { return __uint_as_float(e.largest_bits(maxima(), e.chunks)); }
+  __device__ __forceinline__ float largest() const {
+    return __uint_as_float(engine.largest_bits(maxima(), engine.chunks));
+  }
 };
 
 }  // namespace flashinfer::cuda

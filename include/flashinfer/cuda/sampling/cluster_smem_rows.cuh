@@ -46,7 +46,8 @@ struct ClusterSmemRow : ClusterSmemSearch {
   // to Scratch.
   __device__ __forceinline__ void choose_chunk(const SampleParams& p, int64_t output, const Totals& totals) const {
     const float* of_chunks = sums();
-    const int per_lane = (e.chunks + 31) / 32, from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
+    const int per_lane = (engine.chunks + 31) / 32, from = lane_id() * per_lane,
+              to = min(from + per_lane, engine.chunks);
     uint64_t own = 0;
     for (int c = from; c < to; ++c) own += totals.fixed(of_chunks[c]);
     const uint64_t end = warp_ends(own);
@@ -64,10 +65,10 @@ struct ClusterSmemRow : ClusterSmemSearch {
   // draws.
   __device__ __forceinline__ void draw(const SampleParams& p, int64_t output, const Totals& totals, float t) const {
     if (!totals.valid) {
-      if (e.rank == 0 && threadIdx.x == 0) put_sample(p, output, 0, false);
+      if (engine.rank == 0 && threadIdx.x == 0) put_sample(p, output, 0, false);
       return;
     }
-    if (e.warp() == 0) choose_chunk(p, output, totals);
+    if (engine.warp() == 0) choose_chunk(p, output, totals);
     __syncthreads();
     const int c = scratch().found_position;
     each_chunk([&](const Chunk& x, int which) {
@@ -78,7 +79,7 @@ struct ClusterSmemRow : ClusterSmemSearch {
   template <typename F>
   __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
                                             const Totals& totals, float t, const F& change) const {
-    if (e.warp() != 0) return;
+    if (engine.warp() != 0) return;
     if (!totals.valid) {
       if (lane_id() == 0) put_sample(p, output, 0, false);
       return;
@@ -93,7 +94,7 @@ struct ClusterSmemRow : ClusterSmemSearch {
 
   __device__ __forceinline__ void find_in_chunk(const Chunk& x, int c, uint64_t share, const SampleParams& p,
                                                 int64_t output, const Totals& totals, float t) const {
-    const int count = min(e.left(c), kSumChunk);
+    const int count = min(engine.left(c), kSumChunk);
     const auto is_kept = [&](float value, int index) { return value > 0 && value >= t && index < count; };
     int token = -1, last = -1, part = -1;
     uint64_t own[4] = {}, ends[4], start = 0, before = 0;

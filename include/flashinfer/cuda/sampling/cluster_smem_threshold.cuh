@@ -20,13 +20,13 @@ struct ClusterSmemSearch : ClusterSmem {
   // Sum the bins of all CTAs: the thread's words, from the top down.
   static constexpr int kEach = kBins / 256;
   __device__ __forceinline__ void merge(uint32_t (&words)[kEach]) const {
-    e.sync();
+    engine.sync();
 #pragma unroll
     for (uint32_t& word : words) word = 0;
     if (threadIdx.x >= kBins / kEach) return;
     const uint32_t* own = bins() + kBins - 4 - 4 * threadIdx.x;
 #pragma unroll 4
-    for (int r = 0; r < e.size; ++r) {
+    for (int r = 0; r < engine.size; ++r) {
       const uint4 part = ptx::load4_of_rank(ptx::of_rank(own, r));
       words[0] += part.w, words[1] += part.z, words[2] += part.y, words[3] += part.x;
     }
@@ -64,20 +64,20 @@ struct ClusterSmemSearch : ClusterSmem {
       for (int i = 0; i < 16; ++i)
         if (found >> i & 1) *to++ = Key::key(x.at[i / 4][i % 4]);
     });
-    e.sync();
+    engine.sync();
     const int lane = lane_id();
-    const uint32_t count = lane < e.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
+    const uint32_t count = lane < engine.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
     return {!__any_sync(kWarp, count > kOwnKeys), __reduce_add_sync(kWarp, count), count};
   }
 
   // Call f(key, index) for all gathered keys. The keys of a CTA are distributed over some of the warps.
   template <typename F>
   __device__ __forceinline__ void each_key(const Gathered& all, const F& f) const {
-    const int parts = kClusterSmemWarps / e.size, r = e.warp() / parts, lane = lane_id();
-    if (r >= e.size) return;
+    const int parts = kClusterSmemWarps / engine.size, r = engine.warp() / parts, lane = lane_id();
+    if (r >= engine.size) return;
     const uint32_t base = __reduce_add_sync(kWarp, lane < r ? all.count : 0), n = __shfl_sync(kWarp, all.count, r);
     const uint32_t from = ptx::of_rank(keys(), r);
-    for (uint32_t i = (e.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
+    for (uint32_t i = (engine.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
       f(ptx::load_of_rank(from + 4 * i), base + i);
   }
 
@@ -180,15 +180,15 @@ struct ClusterSmemSearch : ClusterSmem {
   template <typename Key>
   __device__ __forceinline__ uint32_t top_k_key(uint32_t max_key, uint64_t k) {
     static_assert(kClusterSmemThreads >= kClusterSmemChunks);
-    if (2 * k <= static_cast<uint64_t>(e.chunks)) {  // at least k chunks have an element that reaches it
-      const uint32_t own = threadIdx.x < e.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
+    if (2 * k <= static_cast<uint64_t>(engine.chunks)) {  // at least k chunks have an element that reaches it
+      const uint32_t own = threadIdx.x < engine.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
       return resolve<Key, false>(reached_by(own, static_cast<uint32_t>(k)), max_key, k, {}).key;
     }
     const Octaves octaves = Octaves::up_to(max_key);
     uint32_t* words = bins();
     clear(words, kBins);
     // At least k threads have an element that reaches the k-th largest of the threads' maxima.
-    const bool few = k <= 4 * static_cast<uint64_t>(e.chunks);
+    const bool few = k <= 4 * static_cast<uint64_t>(engine.chunks);
     if (few) {
       uint32_t largest = 0;
       each([&](float x) { largest = max(largest, Key::key(x)); });
@@ -211,7 +211,7 @@ struct ClusterSmemSearch : ClusterSmem {
     const uint32_t max_key = __float_as_uint(largest);
     const Octaves octaves = Octaves::up_to(max_key);
     const double mass = row.real(), target = p * mass;
-    const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
+    const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / engine.n) * 0.999f);
     const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
     uint32_t* words = bins();
     clear(words, kBins);
@@ -228,7 +228,7 @@ struct ClusterSmemSearch : ClusterSmem {
     }
     const Found found = find_in<false>(share, {});
     const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
-    const Weights weights = Weights::of(high, e.n);
+    const Weights weights = Weights::of(high, engine.n);
     const auto kept = [&](uint32_t key) {
       sum_kept(__uint_as_float(key));
       return totals(row.fixed).real();

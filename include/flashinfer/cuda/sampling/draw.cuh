@@ -30,7 +30,7 @@ __device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
 // Draws from a chunk of a row.
 template <bool kResident>
 struct ChunkDraw {
-  Engine<kResident> e;
+  Engine<kResident> engine;
   Totals totals;
   float threshold;
 
@@ -39,10 +39,10 @@ struct ChunkDraw {
   // Read a lane's kEach elements of chunk c.
   __device__ __forceinline__ void read(int c, float (&x)[kEach]) const {
     const int from = lane_id() * kEach;
-    const int chunks_per_cta = Engine<kResident>::own_chunks(e.chunks, e.size), owner = c / chunks_per_cta;
-    const int resident_index = c - owner * chunks_per_cta - e.skipped_of(e.own_of(owner));
+    const int chunks_per_cta = Engine<kResident>::own_chunks(engine.chunks, engine.size), owner = c / chunks_per_cta;
+    const int resident_index = c - owner * chunks_per_cta - engine.skipped_of(engine.own_of(owner));
     if (kResident && resident_index >= 0) {
-      const uint32_t at = ptx::of_rank(e.x() + resident_index * kSumChunk + from, owner);
+      const uint32_t at = ptx::of_rank(engine.x() + resident_index * kSumChunk + from, owner);
 #pragma unroll
       for (int i = 0; i < kEach; i += 4) {
         const uint4 four = ptx::load4_of_rank(at + 4 * i);
@@ -66,7 +66,7 @@ struct ChunkDraw {
   // Return the first element of chunk c whose running sum passes `share`. If there is none because of rounding,
   // return the last kept element.
   __device__ int64_t find_in_chunk(int c, uint64_t share) const {
-    const int from = lane_id() * kEach, count = min(e.left(c), kSumChunk);
+    const int from = lane_id() * kEach, count = min(engine.left(c), kSumChunk);
     float x[kEach];
     read(c, x);
     uint64_t sums[kEach], own = 0;
@@ -90,14 +90,14 @@ struct ChunkDraw {
 // Draws by a running sum over chunks. Lane l holds the sum of `per_lane` chunks from l * per_lane on.
 template <bool kResident>
 struct Draw : ChunkDraw<kResident> {
-  using ChunkDraw<kResident>::e, ChunkDraw<kResident>::totals;
+  using ChunkDraw<kResident>::engine, ChunkDraw<kResident>::totals;
   int per_lane;
   uint64_t start, end;
 
   __device__ Draw(const Engine<kResident>& engine, const Totals& of_kept, float t)
       : ChunkDraw<kResident>{engine, of_kept, t}, per_lane((engine.chunks + 31) / 32) {
-    const float* sums = e.sums();
-    const int from = lane_id() * per_lane, to = min(from + per_lane, e.chunks);
+    const float* sums = engine.sums();
+    const int from = lane_id() * per_lane, to = min(from + per_lane, engine.chunks);
     uint64_t own = 0;
     for (int c = from; c < to; ++c) own += totals.fixed(sums[c]);
     end = warp_ends(own);
@@ -107,7 +107,7 @@ struct Draw : ChunkDraw<kResident> {
   // Draw one element by one uniform number. All lanes of a warp call this.
   __device__ int64_t operator()(uint64_t uniform) const {
     if (!totals.valid) return 0;
-    const float* sums = e.sums();
+    const float* sums = engine.sums();
     uint64_t share = share_of(uniform, totals.total);
     int c = 0;
     const bool holds = start <= share && share < end;

@@ -83,16 +83,18 @@ struct Engine {
   static int64_t chunk_bytes(bool maxima) { return maxima ? 16 : 8; }
 
   __device__ static Engine of(int64_t n) {
-    Engine e;
-    e.n = static_cast<int>(n), e.chunks = static_cast<int>(num_chunks(n));
-    e.rank = ptx::cluster_rank(), e.size = ptx::cluster_size();
-    const int chunks_per_cta = own_chunks(e.chunks, e.size);
-    e.first = min(e.rank * chunks_per_cta, e.chunks), e.own = e.own_of(e.rank);
-    e.capacity = kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - e.chunks * 16) / (kSumChunk * 4) : 0;
-    e.skip = e.skipped_of(e.own);
-    e.sums_at = e.maxima_at = e.pass = 0, e.summed = -1;
-    e.peer = ptx::of_rank(shared_bytes(), min(lane_id() & 15, e.size - 1)) - ptx::shared_address(shared_bytes());
-    return e;
+    Engine engine;
+    engine.n = static_cast<int>(n), engine.chunks = static_cast<int>(num_chunks(n));
+    engine.rank = ptx::cluster_rank(), engine.size = ptx::cluster_size();
+    const int chunks_per_cta = own_chunks(engine.chunks, engine.size);
+    engine.first = min(engine.rank * chunks_per_cta, engine.chunks), engine.own = engine.own_of(engine.rank);
+    engine.capacity =
+        kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - engine.chunks * 16) / (kSumChunk * 4) : 0;
+    engine.skip = engine.skipped_of(engine.own);
+    engine.sums_at = engine.maxima_at = engine.pass = 0, engine.summed = -1;
+    engine.peer =
+        ptx::of_rank(shared_bytes(), min(lane_id() & 15, engine.size - 1)) - ptx::shared_address(shared_bytes());
+    return engine;
   }
   __device__ __forceinline__ int own_of(int of_rank) const {
     const int chunks_per_cta = own_chunks(chunks, size), from = min(of_rank * chunks_per_cta, chunks);
@@ -237,17 +239,17 @@ struct Engine {
   }
   // Passes are separate functions, because each needs all registers.
   template <bool kNaN>
-  __device__ __noinline__ static void maxima_to(Engine e) {
+  __device__ __noinline__ static void maxima_to(Engine engine) {
     const Source source = scratch().source;
-    float* to = kResident ? e.maxima() : e.sums();
-    e.begin_pass(e.chunks);
-    e.each_pair([&](Chunk& chunk, int c) { e.read(source, chunk, c, -INFINITY); },
-                [&](Chunk& one, Chunk& other, int c, bool has_other) {
-                  e.store(one, c);
-                  if (has_other) e.store(other, c + e.warps());
-                  e.broadcast_pair(to, c, has_other, pair_max<kNaN>(one, other));
-                });
-    e.end_pass();
+    float* to = kResident ? engine.maxima() : engine.sums();
+    engine.begin_pass(engine.chunks);
+    engine.each_pair([&](Chunk& chunk, int c) { engine.read(source, chunk, c, -INFINITY); },
+                     [&](Chunk& one, Chunk& other, int c, bool has_other) {
+                       engine.store(one, c);
+                       if (has_other) engine.store(other, c + engine.warps());
+                       engine.broadcast_pair(to, c, has_other, pair_max<kNaN>(one, other));
+                     });
+    engine.end_pass();
   }
 
   // Replace each element by f(x) and sum the chunks. With kRead, elements come from the row. Otherwise they
@@ -261,46 +263,47 @@ struct Engine {
     ++pass;
   }
   template <bool kMaxima, bool kRead, typename F, typename Z>
-  __device__ __noinline__ static void transform_to(Engine e, F f, Z is_zero) {
+  __device__ __noinline__ static void transform_to(Engine engine, F f, Z is_zero) {
     const Source source = scratch().source;
-    e.begin_pass(kResident && kMaxima ? 2 * e.chunks : e.chunks);
+    engine.begin_pass(kResident && kMaxima ? 2 * engine.chunks : engine.chunks);
     const auto change = [&](Chunk& chunk, int c) {
-      if ((kRead || e.is_resident(c)) && !is_zero(c)) chunk.each([&](float& value) { value = f(value); });
-      e.store(chunk, c);
+      if ((kRead || engine.is_resident(c)) && !is_zero(c)) chunk.each([&](float& value) { value = f(value); });
+      engine.store(chunk, c);
     };
-    e.each_pair(
+    engine.each_pair(
         [&](Chunk& chunk, int c) {
           if (is_zero(c)) {
             chunk.each([](float& value) { value = 0; });
           } else if (kRead) {
-            e.read(source, chunk, c, 0.0f);
+            engine.read(source, chunk, c, 0.0f);
           } else {
-            e.load(chunk, c);
+            engine.load(chunk, c);
           }
         },
         [&](Chunk& one, Chunk& other, int c, bool has_other) {
           change(one, c);
-          if (has_other) change(other, c + e.warps());
-          if constexpr (kResident && kMaxima) e.broadcast_pair(e.maxima(), c, has_other, pair_max<true>(one, other));
-          e.broadcast_pair(e.sums(), c, has_other, pair_sum(one, other, [](float value) { return value; }));
+          if (has_other) change(other, c + engine.warps());
+          if constexpr (kResident && kMaxima)
+            engine.broadcast_pair(engine.maxima(), c, has_other, pair_max<true>(one, other));
+          engine.broadcast_pair(engine.sums(), c, has_other, pair_sum(one, other, [](float value) { return value; }));
         });
-    e.end_pass();
+    engine.end_pass();
   }
 
   // Sum the elements >= t into the other half of the sums.
-  __device__ __noinline__ static void sum_kept_to(Engine e, float t) {
-    const float* maxima = e.maxima();
-    e.begin_pass(e.chunks);
-    e.each_pair(
+  __device__ __noinline__ static void sum_kept_to(Engine engine, float t) {
+    const float* maxima = engine.maxima();
+    engine.begin_pass(engine.chunks);
+    engine.each_pair(
         [&](Chunk& chunk, int c) {
-          if (!kResident || maxima[c] >= t) return e.load(chunk, c);
+          if (!kResident || maxima[c] >= t) return engine.load(chunk, c);
           chunk.each([](float& value) { value = 0; });
         },
         [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
-          e.broadcast_pair(e.sums(), c, has_other,
-                           pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
+          engine.broadcast_pair(engine.sums(), c, has_other,
+                                pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
         });
-    e.end_pass();
+    engine.end_pass();
   }
   __device__ __forceinline__ void sum_kept(float t) {
     if (summed == t) return;
@@ -316,11 +319,11 @@ struct Engine {
     return __reduce_max_sync(kWarp, max_bits);
   }
 
-  __device__ __noinline__ static uint64_t add_up(Engine e, double up) {
+  __device__ __noinline__ static uint64_t add_up(Engine engine, double up) {
     const FixedPoint fixed{up, 1.0};
-    const float* sums = e.sums();
+    const float* sums = engine.sums();
     uint64_t total = 0;
-    for (int i = lane_id(); i < e.chunks; i += 32) total += fixed(sums[i]);
+    for (int i = lane_id(); i < engine.chunks; i += 32) total += fixed(sums[i]);
     return warp_sum(total);
   }
 
@@ -351,8 +354,8 @@ struct Engine {
   }
 };
 
-using ResidentRow = Engine<true>;   // chunks stay in the shared memory of the cluster
-using StreamedRow = Engine<false>;  // every pass reads chunks from global memory
+using ResidentRow = Engine<true>;  // chunks stay in the shared memory of the cluster
+using GlobalRow = Engine<false>;   // every pass reads chunks from global memory
 
 // Return the largest of numbers of any sign, or NaN if there is one.
 __device__ __forceinline__ float largest_of(const float* values, int n) {

@@ -22,8 +22,8 @@ inline int64_t shared_memory(int device) {
 // chunks of a row in its shared memory.
 inline int64_t longest_row(bool keeps_maxima, int device) {
   constexpr int kOtherBytes = 64;  // static bytes of a kernel in addition to Scratch
-  const int64_t memory = shared_memory(device) - kOtherBytes - StreamedRow::bytes(0, 0, keeps_maxima);
-  const int64_t elements = memory / StreamedRow::chunk_bytes(keeps_maxima) * kSumChunk;
+  const int64_t memory = shared_memory(device) - kOtherBytes - GlobalRow::bytes(0, 0, keeps_maxima);
+  const int64_t elements = memory / GlobalRow::chunk_bytes(keeps_maxima) * kSumChunk;
   return elements < kLongestRow ? elements : kLongestRow;
 }
 
@@ -39,7 +39,7 @@ inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   const bool is_long = own > 96 || size * rows <= info.num_sms;
   const int64_t memory = is_long ? shared_memory(device) : shared_memory(device) / 2 - 2048;
   const int64_t capacity = (memory - ResidentRow::bytes(chunks, 0, true)) / (kSumChunk * 4);
-  if (capacity < 1) return {1, 512, StreamedRow::bytes(chunks, 0, false), false};
+  if (capacity < 1) return {1, 512, GlobalRow::bytes(chunks, 0, false), false};
   const int threads = own > 16 && is_long ? 512 : 256;
   return {size, threads, ResidentRow::bytes(chunks, capacity < own ? capacity : own, true), true};
 }
@@ -50,14 +50,14 @@ inline Shape unfiltered_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t chunks = num_chunks(vocab_size);
   int size = 1;
   while (info.major >= 9 && size < kMaxCluster && 2 * size * rows <= info.num_sms && chunks >= 16 * size) size *= 2;
-  return {size, chunks >= 16 * size ? 512 : 256, StreamedRow::bytes(chunks, 0, true), false};
+  return {size, chunks >= 16 * size ? 512 : 256, GlobalRow::bytes(chunks, 0, true), false};
 }
 
 // Shape of unfiltered draws from rows of any length (segments.cuh).
 constexpr int kSegmentWarps = 16;  // of a CTA, one segment each
 inline Shape segments_shape(int64_t rows, int64_t vocab_size, int device) {
   const int size = unfiltered_shape(rows, vocab_size, device).size;
-  return {size, kSegmentWarps * 32, StreamedRow::bytes(size * kSegmentWarps, 0, true), false};
+  return {size, kSegmentWarps * 32, GlobalRow::bytes(size * kSegmentWarps, 0, true), false};
 }
 
 // Return true for rows that clusters hold in shared memory (cluster_smem.cuh). The device needs clusters, and
@@ -76,9 +76,9 @@ inline Shape cluster_smem_shape(int64_t vocab_size) {
 
 // Shape for rows that persistent CTAs stream (stream.cuh), at least one row per SM. Zero bytes: not served.
 inline Shape stream_shape(int64_t rows, int64_t vocab_size, int device) {
-  const int64_t bytes = StreamRow::bytes();
+  const int64_t bytes = PipelinedRow::bytes();
   const bool serves =
-      rows >= device_info(device).num_sms && StreamRow::fits(vocab_size) && bytes <= shared_memory(device);
+      rows >= device_info(device).num_sms && PipelinedRow::fits(vocab_size) && bytes <= shared_memory(device);
   return {1, kClusterSmemThreads, serves ? bytes : 0, false};
 }
 

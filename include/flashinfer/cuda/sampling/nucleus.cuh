@@ -91,14 +91,14 @@ struct NucleusRow : NucleusSample {
   // those of the kept elements.
   __device__ __forceinline__ Resolved resolve(const Interval& interval, double target, FixedPoint fixed) {
     const uint32_t count = scratch().counter;
-    const double above = fixed.real(sum_of(e.n, 0, 0, fixed));
+    const double above = fixed.real(sum_of(engine.n, 0, 0, fixed));
     if (above >= target) return {Outcome::kAbove, 0, 0, above};
     if (count > kCollectedGroups) return {Outcome::kTooMuch, 0, 0, above};
     const uint32_t least = __float_as_uint(interval.low);
     const uint32_t max_key =
         interval.high < INFINITY ? __float_as_uint(interval.high) - 1 : largest_collected(count, interval.high);
     if (max_key < least) return {Outcome::kBelow, 0, 0, above};
-    const auto sum_at = [&](uint32_t key) { return sum_of(e.n, count, __uint_as_float(key), fixed); };
+    const auto sum_at = [&](uint32_t key) { return sum_of(engine.n, count, __uint_as_float(key), fixed); };
     const auto found = [&](uint32_t key, uint64_t kept) {
       return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
     };
@@ -111,7 +111,7 @@ struct NucleusRow : NucleusSample {
       // Weights are rounded relative to the largest key, so each exact sum, which lowers `high`, makes later weights
       // more exact. Every fourth step bisects, because weights may mislead for many steps.
       Candidate candidate{low + (high - low) / 2, 0};
-      if (iteration % 4 != 0) candidate = search_of(e.n, count, low, high - 1, target - beyond);
+      if (iteration % 4 != 0) candidate = search_of(engine.n, count, low, high - 1, target - beyond);
       // A bin whose weights are all 0 may be empty.
       candidate.key = min(max(candidate.key, low), high - 1);
       const uint64_t kept = sum_at(candidate.key);
@@ -151,7 +151,7 @@ struct NucleusRow : NucleusSample {
     if (bounds.has_one_key()) return {INFINITY, __uint_as_float(bounds.low)};
     constexpr int kCount = kSampleBins / 2;
     Bins<kCount> split(bounds.low, bounds.high - 1);
-    const Weights weights = Weights::of(bounds.high - 1, x.e.n);
+    const Weights weights = Weights::of(bounds.high - 1, x.engine.n);
     uint32_t* words = x.sample();
     __syncthreads();
     clear(words, kSampleBins);
@@ -193,7 +193,7 @@ struct NucleusRow : NucleusSample {
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
     const Known& k = known();
-    const double scale = kSampled / (x.e.n * k.sample * 0x1p-30);
+    const double scale = kSampled / (x.engine.n * k.sample * 0x1p-30);
     const double need = (outcome == Outcome::kBelow ? k.from_low : k.from_high) + (k.target - sum) * scale;
     return x.around(static_cast<uint32_t>(fmin(fmax(need, 1.0), 0x1p30)),
                     outcome == Outcome::kTooMuch ? kTargetElements / 3 : kTargetElements, x.least(k.p, k.row.real()));
@@ -211,19 +211,19 @@ struct NucleusRow : NucleusSample {
   }
 
   // Return the threshold, set `row` to the total of kept elements, and leave their sums in shared memory. Prefetch
-  // part of the next row to the L2 cache. With kAgain, the caller rereads the row.
-  template <bool kAgain, typename T>
+  // part of the next row to the L2 cache. With kReread, the caller rereads the row.
+  template <bool kReread, typename T>
   __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row) {
     Chunk even[2], odd[2];
-    load<kAgain>(even, source, 0), load<kAgain>(odd, source, 1);
+    load<kReread>(even, source, 0), load<kReread>(odd, source, 1);
     Interval interval{INFINITY, 0};
     if (threadIdx.x == 0) known().p = p;
     if (!(p >= 1)) {
       weigh_sample(even);
-      interval = first_interval(e.n);
+      interval = first_interval(engine.n);
     }
     for (bool is_first = true;; is_first = false) {
-      pass<kAgain>(even, odd, source, interval);
+      pass<kReread>(even, odd, source, interval);
       const double target_share = known().p;
       if (is_first) {
         for (int pair = 0; pair < kPairsAhead; ++pair) prefetch(next, pair);
@@ -240,7 +240,7 @@ struct NucleusRow : NucleusSample {
         }
         __syncthreads();
       }
-      const Resolved result = resolve_of(e.n, interval);
+      const Resolved result = resolve_of(engine.n, interval);
       if (result.outcome == Outcome::kFound) {
         row = known().row;
         row.total = result.kept;
@@ -249,8 +249,8 @@ struct NucleusRow : NucleusSample {
       if (threadIdx.x == 0) known().bounds.update(interval, result);
       __syncthreads();
       const bool again = is_first && known().sample > 0 && !known().bounds.has_one_key();
-      interval = again ? second_interval(e.n, result.outcome, result.sum) : narrow_by_bins(e.n, source);
-      load<kAgain>(even, source, 0), load<kAgain>(odd, source, 1);
+      interval = again ? second_interval(engine.n, result.outcome, result.sum) : narrow_by_bins(engine.n, source);
+      load<kReread>(even, source, 0), load<kReread>(odd, source, 1);
     }
   }
 };

@@ -31,11 +31,11 @@ struct NucleusRead : ClusterSmemRow {
 
   // Functions construct it again instead of taking it as an argument, because it has few members.
   __device__ __forceinline__ explicit NucleusRead(int n) {
-    e = StreamedRow{};
-    e.n = n, e.chunks = e.own = static_cast<int>(num_chunks(n)), e.size = 1;
-    const int pairs = (e.chunks + 1) / 2;
-    first_pair = e.warp() * pairs / kNucleusWarps;
-    own_pairs = (e.warp() + 1) * pairs / kNucleusWarps - first_pair;
+    engine = GlobalRow{};
+    engine.n = n, engine.chunks = engine.own = static_cast<int>(num_chunks(n)), engine.size = 1;
+    const int pairs = (engine.chunks + 1) / 2;
+    first_pair = engine.warp() * pairs / kNucleusWarps;
+    own_pairs = (engine.warp() + 1) * pairs / kNucleusWarps - first_pair;
   }
 
   __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
@@ -57,16 +57,16 @@ struct NucleusRead : ClusterSmemRow {
   }
 
   // Load a pair of chunks, four elements per access. Elements after the end are 0.
-  template <bool kAgain, typename T>
+  template <bool kReread, typename T>
   __device__ __forceinline__ void load(Chunk (&pair)[2], const T* source, int at) const {
     if (at < 0 || at >= own_pairs) return;
-    const int c = chunk_of(at), left = e.left(c);
+    const int c = chunk_of(at), left = engine.left(c);
     const T* from = source + c * kSumChunk + part_start(0);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float (&to)[4] = pair[i / 4].at[i % 4];
       to[0] = to[1] = to[2] = to[3] = 0;
-      if (i * 128 + part_start(0) < left) read4<T>(from + i * 128, kAgain).to_floats(to);
+      if (i * 128 + part_start(0) < left) read4<T>(from + i * 128, kReread).to_floats(to);
     }
   }
   template <typename T>
@@ -74,24 +74,24 @@ struct NucleusRead : ClusterSmemRow {
     constexpr int kLine = 128 / sizeof(T);
     if (source == nullptr || pair < 0 || pair >= own_pairs || lane_id() * kLine >= 2 * kSumChunk) return;
     const int at = chunk_of(pair) * kSumChunk + lane_id() * kLine;
-    if (at < e.n) ptx::prefetch_l2(source + at);
+    if (at < engine.n) ptx::prefetch_l2(source + at);
   }
 
   __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
     const int c = chunk_of(pair) + (lane_id() >> 4);
-    if ((lane_id() & 15) == 0 && c < e.chunks) to[c] = value;
+    if ((lane_id() & 15) == 0 && c < engine.chunks) to[c] = value;
   }
   __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t max_bits) const {
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     uint64_t total = 0;
-    for (int c = lane_id(); valid && c < e.chunks; c += 32) total += fixed(sums()[c]);
+    for (int c = lane_id(); valid && c < engine.chunks; c += 32) total += fixed(sums()[c]);
     return {fixed, warp_sum(total), valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
-    return add_up(fixed, e.largest_bits(sums(), e.chunks));
+    return add_up(fixed, engine.largest_bits(sums(), engine.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t max_bits = e.largest_bits(sums(), e.chunks);
+    const uint32_t max_bits = engine.largest_bits(sums(), engine.chunks);
     return add_up(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
 
@@ -143,7 +143,7 @@ struct NucleusRead : ClusterSmemRow {
   }
 
   // Process all pairs of the row. The caller has loaded the first two.
-  template <bool kAgain, typename T>
+  template <bool kReread, typename T>
   __device__ __forceinline__ void pass(Chunk (&even)[2], Chunk (&odd)[2], const T* source,
                                        const Interval& interval) const {
     if (threadIdx.x == 0) scratch().counter = 0;
@@ -151,10 +151,10 @@ struct NucleusRead : ClusterSmemRow {
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; pair += 2) {
       process(even, pair, interval);
-      load<kAgain>(even, source, pair + 2);
+      load<kReread>(even, source, pair + 2);
       if (pair + 1 >= own_pairs) break;
       process(odd, pair + 1, interval);
-      load<kAgain>(odd, source, pair + 3);
+      load<kReread>(odd, source, pair + 3);
     }
     __syncthreads();
   }
@@ -197,7 +197,7 @@ struct NucleusRead : ClusterSmemRow {
       own += fixed(sum);
     }
     own += __shfl_xor_sync(kWarp, own, 16);
-    if (lane_id() == 0) scratch().warp_totals[e.warp()] = own;
+    if (lane_id() == 0) scratch().warp_totals[engine.warp()] = own;
     __syncthreads();
     return warp_sum(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
   }
@@ -206,7 +206,7 @@ struct NucleusRead : ClusterSmemRow {
   template <typename T, typename F>
   __device__ __forceinline__ void map(const T* source, T* to, const F& change) const {
     const auto put = [&](const Chunk(&pair)[2], int at) {
-      const int c = chunk_of(at), left = e.left(c);
+      const int c = chunk_of(at), left = engine.left(c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float values[4];

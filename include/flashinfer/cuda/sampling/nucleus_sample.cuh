@@ -84,13 +84,14 @@ struct NucleusSample : NucleusRead {
     for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
     const uint32_t key = __reduce_max_sync(kWarp, __float_as_uint(maximum));
     float* parts = maxima();
-    if (lane_id() == 0) parts[e.warp()] = own, parts[kNucleusWarps + e.warp()] = __uint_as_float(key);
+    if (lane_id() == 0) parts[engine.warp()] = own, parts[kNucleusWarps + engine.warp()] = __uint_as_float(key);
     for (int i = threadIdx.x; i < kSampleBins; i += blockDim.x) sample()[i] = 0;
     __syncthreads();
     own = parts[lane_id() & (kNucleusWarps - 1)];
 #pragma unroll
     for (int apart = kNucleusWarps / 2; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
-    const int base = static_cast<int>(e.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
+    const int base =
+        static_cast<int>(engine.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
     const double mass = own > 0 && own < INFINITY ? own : 0;
     const Normalizer share = Normalizer::of(mass * 0x1p-30);
     if (threadIdx.x == 0) known().sample = mass, known().share = share, known().base = base;
@@ -127,14 +128,14 @@ struct NucleusSample : NucleusRead {
     const uint64_t end = warp_ends(own);
     Scratch& s = scratch();
     __syncthreads();
-    if (lane_id() == 31) s.warp_totals[e.warp()] = end;
+    if (lane_id() == 31) s.warp_totals[engine.warp()] = end;
     if (threadIdx.x == 0) {
       s.counts[0] = 0, s.counts[1] = __float_as_uint(least), s.counts[2] = __float_as_uint(INFINITY);
       known().from_high = 0, known().from_low = 1u << 30;
     }
     __syncthreads();
     const uint64_t of_warp = lane_id() < kNucleusWarps ? s.warp_totals[lane_id()] : 0;
-    const uint64_t total = warp_sum(of_warp), start = warp_sum(lane_id() < e.warp() ? of_warp : 0) + end - own;
+    const uint64_t total = warp_sum(of_warp), start = warp_sum(lane_id() < engine.warp() ? of_warp : 0) + end - own;
     need = max(min(need, static_cast<uint32_t>(total >> 32)), 1u);
     uint64_t at = start;
 #pragma unroll
@@ -145,7 +146,7 @@ struct NucleusSample : NucleusRead {
       at = next;
     }
     __syncthreads();
-    const uint32_t middle = s.counts[0], half = static_cast<uint32_t>(16 * int64_t{count} * kSampled / e.n) / 2;
+    const uint32_t middle = s.counts[0], half = static_cast<uint32_t>(16 * int64_t{count} * kSampled / engine.n) / 2;
     const bool from_top = middle <= half + half / 2;
     const uint32_t from = from_top ? 0 : middle - half, to = from_top ? 2 * half : middle + half;
     at = start;
@@ -167,7 +168,7 @@ struct NucleusSample : NucleusRead {
   // Return a lower bound of the threshold: if the row's sum is at least `mass`, all smaller elements add up to less
   // than 1 - p of it.
   __device__ __forceinline__ float least(double p, double mass) const {
-    return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / e.n * 0.999), __uint_as_float(1));
+    return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / engine.n * 0.999), __uint_as_float(1));
   }
 };
 

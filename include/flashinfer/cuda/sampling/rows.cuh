@@ -14,40 +14,41 @@ __device__ __forceinline__ void set_remap(const F& f) {
 }
 
 template <bool kResident>
-__device__ __forceinline__ Totals load_probs(Engine<kResident>& e) {
-  e.template transform<true, true>([](float x) { return max_nan(x, 0.0f); }, NoChunk{});
-  return e.totals();
+__device__ __forceinline__ Totals load_probs(Engine<kResident>& engine) {
+  engine.template transform<true, true>([](float x) { return max_nan(x, 0.0f); }, NoChunk{});
+  return engine.totals();
 }
 
 // Load exp((l - max l) / T) with sums. Logits below the k largest count as -inf.
 template <bool kResident>
-__device__ __forceinline__ Totals load_exponentials(Engine<kResident>& e, double temperature, TopK top_k = {}) {
+__device__ __forceinline__ Totals load_exponentials(Engine<kResident>& engine, double temperature, TopK top_k = {}) {
   set_remap([](Remap& to) { to.is_raw = true; });
-  e.template read_maxima<true>();
-  const float top = largest_of(kResident ? e.maxima() : e.sums(), e.chunks), scale = exponent_scale(temperature);
+  engine.template read_maxima<true>();
+  const float top = largest_of(kResident ? engine.maxima() : engine.sums(), engine.chunks),
+              scale = exponent_scale(temperature);
   if (top != top) return {{1, 1}, 0, false};
-  const float least = top_k.on ? Signed::real(top_k_key<Signed>(e, top_k.k)) : -INFINITY;
+  const float least = top_k.on ? Signed::real(top_k_key<Signed>(engine, top_k.k)) : -INFINITY;
   set_remap([&](Remap& to) {
     to = {}, to.is_exponential = true;
     to.least = least, to.top = top, to.scale = scale;
   });
   const Remap remap = scratch().remap;
-  const float* maxima = e.maxima();
-  e.template transform<false, false>([remap](float x) { return remap.exponential(x); },
-                                     [maxima, least](int c) { return kResident && maxima[c] < least; });
-  return e.totals();
+  const float* maxima = engine.maxima();
+  engine.template transform<false, false>([remap](float x) { return remap.exponential(x); },
+                                          [maxima, least](int c) { return kResident && maxima[c] < least; });
+  return engine.totals();
 }
 
 // Load softmax(l / T) in float, with sums.
 template <bool kResident>
-__device__ __forceinline__ Totals load_softmax(Engine<kResident>& e, double temperature, TopK top_k) {
-  const Totals totals = load_exponentials(e, temperature, top_k);
+__device__ __forceinline__ Totals load_softmax(Engine<kResident>& engine, double temperature, TopK top_k) {
+  const Totals totals = load_exponentials(engine, temperature, top_k);
   if (!totals.valid) return totals;
   const Normalizer by = Normalizer::of(totals.real());
   set_remap([&](Remap& to) { to.first = by, to.is_normalized = true; });
-  const float* sums = e.sums();
-  e.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
-  return e.totals();
+  const float* sums = engine.sums();
+  engine.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
+  return engine.totals();
 }
 
 // Filter values of an output.
@@ -75,31 +76,31 @@ struct Filters {
 // Apply the filters and return the threshold. Afterwards the engine's sums are sums of kept elements. `row` holds
 // the row's total at entry, and the total of kept elements at return.
 template <bool kResident>
-__device__ float apply(Engine<kResident>& e, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
+__device__ float apply(Engine<kResident>& engine, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
   float t = 0;
   if (!row.valid || !f.valid()) {
     row.valid = false;
     return t;
   }
   if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
-  float maximum = e.largest();
+  float maximum = engine.largest();
   if (f.has_min_p) t = f.min_p >= 1 ? maximum : static_cast<float>(f.min_p) * maximum;
-  if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(e, f.top_k.k)));
+  if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(engine, f.top_k.k)));
   if (f.has_top_p) {
     if (f.top_k.on && top_k_first) {
-      e.sum_kept(t);
-      const Normalizer by = Normalizer::of(e.totals(row.fixed).real());
+      engine.sum_kept(t);
+      const Normalizer by = Normalizer::of(engine.totals(row.fixed).real());
       set_remap([&](Remap& to) { to.second = by, to.cut = t, to.dtype = dtype, to.is_filtered = true; });
-      const float* sums = e.sums();
-      e.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
-                                        [sums](int c) { return sums[c] == 0; });
-      row = e.totals();
-      maximum = e.largest(), t = 0;
+      const float* sums = engine.sums();
+      engine.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
+                                             [sums](int c) { return sums[c] == 0; });
+      row = engine.totals();
+      maximum = engine.largest(), t = 0;
     }
-    t = fmaxf(t, top_p_threshold(e, f.top_p, row, maximum));
+    t = fmaxf(t, top_p_threshold(engine, f.top_p, row, maximum));
   }
-  e.sum_kept(t);
-  const Totals kept = e.totals(row.fixed);
+  engine.sum_kept(t);
+  const Totals kept = engine.totals(row.fixed);
   row.total = kept.total, row.valid = kept.valid;
   return t;
 }
@@ -138,12 +139,12 @@ __device__ __forceinline__ void put_sample(const SampleParams& p, int64_t output
 
 // Draw the outputs of a run, distributed over the warps of the cluster.
 template <bool kResident>
-__device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kResident>& e, int64_t first, int64_t end,
-                                         const Totals& totals, float t) {
-  const int64_t step = e.size * e.warps();
-  int64_t output = first + e.rank * e.warps() + e.warp();
+__device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kResident>& engine, int64_t first,
+                                         int64_t end, const Totals& totals, float t) {
+  const int64_t step = engine.size * engine.warps();
+  int64_t output = first + engine.rank * engine.warps() + engine.warp();
   if (output >= end) return;
-  const Draw<kResident> draw(e, totals, t);
+  const Draw<kResident> draw(engine, totals, t);
   for (; output < end; output += step) {
     const int64_t token = draw(p.random.draw(output, 0));
     if (lane_id() == 0) put_sample(p, output, token, totals.valid);
@@ -154,9 +155,9 @@ __device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kRe
 // draw(engine, first, end, totals, threshold) draws outputs from it.
 template <bool kResident, typename F, typename D>
 __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare, const D& draw) {
-  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
-  const int64_t begin = blockIdx.x / e.size * group, end = min(begin + group, p.num_outputs);
-  e.start();
+  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
+  const int64_t begin = blockIdx.x / engine.size * group, end = min(begin + group, p.num_outputs);
+  engine.start();
   wait_for_inputs();
   let_next_start();
   for (int64_t output = begin; output < end;) {
@@ -172,12 +173,12 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
         s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
         s.remap = {}, s.subtracts = false;
       });
-      t = prepare(e, filters, totals);
-      if constexpr (kResident) e.sync();  // draws read data that other CTAs have written
+      t = prepare(engine, filters, totals);
+      if constexpr (kResident) engine.sync();  // draws read data that other CTAs have written
     }
-    draw(e, output, next, totals, t);
+    draw(engine, output, next, totals, t);
     output = next;
-    e.sync_reads();  // other CTAs may draw from this CTA's memory
+    engine.sync_reads();  // other CTAs may draw from this CTA's memory
   }
 }
 
@@ -185,41 +186,40 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
 template <bool kResident, typename F>
 __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
   sample_groups<kResident>(p, group, prepare,
-                           [&](const Engine<kResident>& e, int64_t first, int64_t end, const Totals& totals, float t) {
-                             draw_run(p, e, first, end, totals, t);
-                           });
+                           [&](const Engine<kResident>& engine, int64_t first, int64_t end, const Totals& totals,
+                               float t) { draw_run(p, engine, first, end, totals, t); });
 }
 
 // Return the threshold of a row. Afterwards the engine's sums are sums of kept elements.
 template <bool kLogits, bool kResident>
-__device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResident>& e, const Filters& f,
+__device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResident>& engine, const Filters& f,
                                              Totals& totals) {
   if constexpr (!kLogits) {
-    totals = load_probs(e);
-    return apply(e, f, p.top_k_first, p.input.dtype, totals);
+    totals = load_probs(engine);
+    return apply(engine, f, p.top_k_first, p.input.dtype, totals);
   }
   // top_k masks logits before they become probabilities.
   const bool masked = p.top_k_first && f.top_k.on;
   Filters rest = f;
   if (masked) rest.top_k = {};
-  totals = load_softmax(e, f.temperature, masked ? f.top_k : TopK{});
-  return apply(e, rest, false, DType::kFloat32, totals);
+  totals = load_softmax(engine, f.temperature, masked ? f.top_k : TopK{});
+  return apply(engine, rest, false, DType::kFloat32, totals);
 }
 
 // 512 threads take all registers. Spills of a whole SM's threads would exceed its L1 cache.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<kResident>(p, group, [&](Engine<kResident>& e, const Filters& f, Totals& totals) {
-    return p.is_logits ? prepare_row<true>(p, e, f, totals) : prepare_row<false>(p, e, f, totals);
+  sample_groups<kResident>(p, group, [&](Engine<kResident>& engine, const Filters& f, Totals& totals) {
+    return p.is_logits ? prepare_row<true>(p, engine, f, totals) : prepare_row<false>(p, engine, f, totals);
   });
 }
 
 // softmax and renormalised rows, one cluster per row.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ MapRowsParams p) {
-  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / e.size;
-  e.start();
+  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / engine.size;
+  engine.start();
   wait_for_inputs();
   let_next_start();
   set_scratch([&](Scratch& s) {
@@ -232,23 +232,23 @@ __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ Map
   Totals totals;
   if (p.map == RowMap::kSoftmax) {
     dtype = DType::kFloat32;
-    totals = load_exponentials(e, p.number.get_real(row, row));
+    totals = load_exponentials(engine, p.number.get_real(row, row));
   } else {
     Filters f{};
     f.top_p = p.map == RowMap::kTopPRenorm ? p.number.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
     if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
-    totals = load_probs(e);
-    if (f.valid() && e.largest_bits(e.sums(), e.chunks) == 0) otherwise = 0;
-    t = apply(e, f, false, dtype, totals);
+    totals = load_probs(engine);
+    if (f.valid() && engine.largest_bits(engine.sums(), engine.chunks) == 0) otherwise = 0;
+    t = apply(engine, f, false, dtype, totals);
   }
   if (totals.valid) by = Normalizer::of(totals.real());
-  e.each_own([&](int c) {
+  engine.each_own([&](int c) {
     Chunk chunk;
-    e.load(chunk, c);
+    engine.load(chunk, c);
     chunk.each([&](float& x) { x = totals.valid ? (x >= t ? by(x) : 0.0f) : otherwise; });
     store_chunk(p.output, dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  e.sync_reads();  // other CTAs may read this CTA's bins
+  engine.sync_reads();  // other CTAs may read this CTA's bins
 }
 
 }  // namespace flashinfer::cuda

@@ -11,15 +11,15 @@
 namespace flashinfer::cuda {
 
 struct Segments {
-  // Arrays of one word per segment, which warps broadcast to all CTAs. A StreamedRow of one chunk per segment has them.
-  StreamedRow words;
+  // Arrays of one word per segment, which warps broadcast to all CTAs. A GlobalRow of one chunk per segment has them.
+  GlobalRow words;
   int chunks, each;  // of the row; of a segment
   bool is_logits;
   float top, scale;  // of exp((l - top) * scale)
 
   __device__ static Segments of(int64_t n, bool is_logits) {
     Segments s{};
-    s.words = StreamedRow::of(int64_t{ptx::cluster_size()} * kSegmentWarps * kSumChunk);
+    s.words = GlobalRow::of(int64_t{ptx::cluster_size()} * kSegmentWarps * kSumChunk);
     s.chunks = static_cast<int>(num_chunks(n)), s.each = (s.chunks + s.words.chunks - 1) / s.words.chunks;
     s.is_logits = is_logits;
     return s;
@@ -109,7 +109,7 @@ struct Segments {
     words.sums_at ^= 1;
     largest_sums_to(*this);
     ++words.pass;
-    const uint32_t largest = StreamedRow::largest_bits(words.sums(), words.chunks);
+    const uint32_t largest = GlobalRow::largest_bits(words.sums(), words.chunks);
     Totals totals{FixedPoint::of(__uint_as_float(largest)), 0, largest != 0 && largest <= 0x7f7fffffu};
     if (!totals.valid) return totals;
     words.sums_at ^= 1, words.maxima_at ^= 1;
@@ -141,13 +141,14 @@ struct Segments {
 __global__ void __launch_bounds__(kSegmentWarps * 32, 1)
     segments_kernel(const __grid_constant__ SampleParams p, int64_t group) {
   Segments segments = Segments::of(p.vocab_size, p.is_logits);
-  const auto prepare = [&](StreamedRow&, const Filters& f, Totals& totals) {
+  const auto prepare = [&](GlobalRow&, const Filters& f, Totals& totals) {
     totals = segments.totals(f.temperature);
     return 0.0f;
   };
-  const auto draw = [&](const StreamedRow& e, int64_t first, int64_t end, const Totals& totals, float) {
-    for (int64_t output = first + e.rank * e.warps() + e.warp(); output < end; output += e.size * e.warps()) {
-      const int64_t token = Segments::draw(segments, {e, totals, 0.0f}, p.random.draw(output, 0));
+  const auto draw = [&](const GlobalRow& engine, int64_t first, int64_t end, const Totals& totals, float) {
+    for (int64_t output = first + engine.rank * engine.warps() + engine.warp(); output < end;
+         output += engine.size * engine.warps()) {
+      const int64_t token = Segments::draw(segments, {engine, totals, 0.0f}, p.random.draw(output, 0));
       if (lane_id() == 0) put_sample(p, output, token, totals.valid);
     }
   };

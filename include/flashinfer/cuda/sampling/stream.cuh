@@ -14,7 +14,7 @@ constexpr int kPairs = kClusterSmemChunks / 2;      // of a row, at most
 constexpr int kLeastPairs = 2 * kClusterSmemWarps;  // of a row: two per warp
 constexpr int kCollected = 6400;                    // collected elements, at most
 
-struct StreamRow : ClusterSmemRow {
+struct PipelinedRow : ClusterSmemRow {
   int first_pair, own_pairs;  // of the warp
   uint32_t step;              // pairs that the warp has read
 
@@ -28,12 +28,12 @@ struct StreamRow : ClusterSmemRow {
     return chunks >= 2 * kLeastPairs && chunks <= kClusterSmemChunks;
   }
 
-  __device__ static StreamRow of(int64_t n) {
-    StreamRow x;
-    x.e = StreamedRow::of(n);
-    const int pairs = (x.e.chunks + 1) / 2;
-    x.first_pair = x.e.warp() * pairs / kClusterSmemWarps;
-    x.own_pairs = (x.e.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
+  __device__ static PipelinedRow of(int64_t n) {
+    PipelinedRow x;
+    x.engine = GlobalRow::of(n);
+    const int pairs = (x.engine.chunks + 1) / 2;
+    x.first_pair = x.engine.warp() * pairs / kClusterSmemWarps;
+    x.own_pairs = (x.engine.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
     x.step = 0;
     return x;
   }
@@ -42,7 +42,7 @@ struct StreamRow : ClusterSmemRow {
   __device__ __forceinline__ uint32_t* begins() const { return keys() + kCollected + kCollected / 2; }
   // Return the buffer of two chunks for the warp's copy number `at`.
   __device__ __forceinline__ float* slot(uint32_t at) const {
-    return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * e.warp() + (at & 1)) * 2 * kSumChunk;
+    return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * engine.warp() + (at & 1)) * 2 * kSumChunk;
   }
   // Return the buffer without a copy in flight, between two rows.
   __device__ __forceinline__ float* ready_buffer() const { return slot(step + 1); }
@@ -85,7 +85,7 @@ struct StreamRow : ClusterSmemRow {
   }
   __device__ __forceinline__ void fetch(Chunk& x, const Source& source, int c, const float* from, float padding) const {
     if (!is_copied(source, c)) {
-      if (c < e.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
+      if (c < engine.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
       return x.each([&](float& value) { value = padding; });
     }
     if (source.dtype == DType::kFloat32) return unpack(x, from);
@@ -122,19 +122,19 @@ struct StreamRow : ClusterSmemRow {
   // Store the sum of each chunk of a pair: lanes below 16 hold the first, the others the second.
   __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
     const int c = chunk_of(pair) + (lane_id() >> 4);
-    if ((lane_id() & 15) == 0 && c < e.chunks) to[c] = value;
+    if ((lane_id() & 15) == 0 && c < engine.chunks) to[c] = value;
   }
 
   __device__ __forceinline__ void store(void* to, DType dtype, int64_t row, int pair, const Chunk& one,
                                         const Chunk& other) const {
     const int64_t at = int64_t{chunk_of(pair)} * kSumChunk;
-    store_chunk(to, dtype, row, one, at, e.n);
-    if (at + kSumChunk < e.n) store_chunk(to, dtype, row, other, at + kSumChunk, e.n);
+    store_chunk(to, dtype, row, one, at, engine.n);
+    if (at + kSumChunk < engine.n) store_chunk(to, dtype, row, other, at + kSumChunk, engine.n);
   }
 
   // Sum the elements >= t by rereading the row, without copies.
   __device__ __forceinline__ void sum_again(const Source& source, float t) {
-    e.sums_at ^= 1;
+    engine.sums_at ^= 1;
     __syncthreads();
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; ++pair) {
@@ -172,7 +172,7 @@ struct StreamRow : ClusterSmemRow {
 template <typename F>
 __device__ __forceinline__ void each_row(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
   const auto source_of = [&](int64_t row) { return row < count ? Source::of(rows, row * rows.stride, n) : Source{}; };
-  StreamRow x = StreamRow::of(n);
+  PipelinedRow x = PipelinedRow::of(n);
   wait_for_inputs();
   let_next_start();
   Source source = source_of(blockIdx.x);

@@ -53,13 +53,13 @@ __device__ __forceinline__ void clear(uint32_t* bins, int n) {
 
 // Call f(x, inside) for the elements of chunks with a key of at least `least`.
 template <typename Key, bool kResident, typename F>
-__device__ __forceinline__ void each_element(const Engine<kResident>& e, uint32_t least, const F& f) {
-  const float* maxima = e.maxima();
-  e.each_own([&](int c) {
+__device__ __forceinline__ void each_element(const Engine<kResident>& engine, uint32_t least, const F& f) {
+  const float* maxima = engine.maxima();
+  engine.each_own([&](int c) {
     if (kResident && Key::key(maxima[c]) < least) return;
     Chunk chunk;
-    e.load(chunk, c);
-    const int left = e.left(c);
+    engine.load(chunk, c);
+    const int left = engine.left(c);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -70,72 +70,72 @@ __device__ __forceinline__ void each_element(const Engine<kResident>& e, uint32_
 
 // Sum the bins of all CTAs: the thread's four words, from the top down.
 template <bool kResident>
-__device__ __forceinline__ void merged(const Engine<kResident>& e, uint32_t (&words)[4]) {
+__device__ __forceinline__ void merged(const Engine<kResident>& engine, uint32_t (&words)[4]) {
   words[0] = words[1] = words[2] = words[3] = 0;
   if (threadIdx.x >= kBins / 4) return;
-  const uint32_t* own = e.bins() + kBins - 4 - 4 * threadIdx.x;
+  const uint32_t* own = engine.bins() + kBins - 4 - 4 * threadIdx.x;
 #pragma unroll 4
-  for (int r = 0; r < e.size; ++r) {
+  for (int r = 0; r < engine.size; ++r) {
     const uint4 one = ptx::load4_of_rank(ptx::of_rank(own, r));
     words[0] += one.w, words[1] += one.z, words[2] += one.y, words[3] += one.x;
   }
 }
 
 template <bool kResident>
-__device__ __noinline__ Found find_count(Engine<kResident> e, uint64_t need) {
+__device__ __noinline__ Found find_count(Engine<kResident> engine, uint64_t need) {
   uint32_t words[4];
-  merged(e, words);
+  merged(engine, words);
   const uint64_t values[4] = {words[0], words[1], words[2], words[3]};
   return find(values, need, kBins - 1);
 }
 
 template <bool kResident>
-__device__ __noinline__ Found find_mass(Engine<kResident> e, uint64_t need, Weights weights) {
+__device__ __noinline__ Found find_mass(Engine<kResident> engine, uint64_t need, Weights weights) {
   uint32_t words[4];
-  merged(e, words);
+  merged(engine, words);
   const uint64_t values[2] = {weights.sum(words[1], words[0]), weights.sum(words[3], words[2])};
   return find(values, need, kBins / 2 - 1);
 }
 
 // Narrow the interval by passes over the row until one key is left.
 template <typename Key, bool kMass, bool kResident>
-__device__ __noinline__ Edge by_passes(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
+__device__ __noinline__ Edge by_passes(Engine<kResident> engine, uint32_t low, uint32_t high, uint64_t need,
                                        Weights weights) {
   constexpr int kCount = kMass ? 512 : 1024;
   uint64_t value;
   do {
-    e.sync_reads();
+    engine.sync_reads();
     Bins<kCount> bins(low, high);
-    uint32_t* words = e.bins();
+    uint32_t* words = engine.bins();
     clear(words, kBins);
-    each_element<Key>(e, low, [&](float x, bool exists) {
+    each_element<Key>(engine, low, [&](float x, bool exists) {
       const uint32_t key = Key::key(x);
       if (!exists || !bins.holds(key)) return;
       if constexpr (kMass) weights.add(words + 2 * bins.of(key), x);
       if constexpr (!kMass) atomicAdd(words + bins.of(key), 1u);
     });
-    e.sync();
-    const Found found = kMass ? find_mass(e, need, weights) : find_count(e, need);
+    engine.sync();
+    const Found found = kMass ? find_mass(engine, need, weights) : find_count(engine, need);
     need = need > found.above ? need - found.above : 1;
     bins.narrow(kCount - 1 - found.position);
     low = bins.low, high = bins.high, value = found.value;
   } while (low < high);
-  e.sync_reads();
+  engine.sync_reads();
   return {low, value};
 }
 
 // Return the elements of a chunk with a key in [low, high], as bits.
 template <typename Key, bool kResident>
-__device__ __forceinline__ uint32_t found_in(const Engine<kResident>& e, const Chunk& chunk, int c, uint32_t low,
+__device__ __forceinline__ uint32_t found_in(const Engine<kResident>& engine, const Chunk& chunk, int c, uint32_t low,
                                              uint32_t high) {
   uint32_t found = 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i)
     if (Key::key(chunk.at[i / 4][i % 4]) - low <= high - low) found |= 1u << i;
-  if (e.left(c) < kSumChunk) {
+  if (engine.left(c) < kSumChunk) {
 #pragma unroll
     for (int i = 0; i < 16; ++i)
-      if (part_start(i / 4) + i % 4 >= e.left(c)) found &= ~(1u << i);
+      if (part_start(i / 4) + i % 4 >= engine.left(c)) found &= ~(1u << i);
   }
   return found;
 }
@@ -162,35 +162,35 @@ __device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, cons
 // Gather the keys in [low, high] into the memory of the bins and return true if they fit. No CTA may use the
 // bins at the start. All CTAs read them until the next barrier.
 template <typename Key, bool kResident>
-__device__ __noinline__ bool gather(Engine<kResident> e, uint32_t low, uint32_t high) {
+__device__ __noinline__ bool gather(Engine<kResident> engine, uint32_t low, uint32_t high) {
   if (threadIdx.x == 0) scratch().counter = 0;
-  e.begin_pass(e.size);
-  const float* maxima = e.maxima();
+  engine.begin_pass(engine.size);
+  const float* maxima = engine.maxima();
   const auto reaches = [&](int c) { return !kResident || Key::key(maxima[c]) >= low; };
-  e.each_pair(
+  engine.each_pair(
       [&](Chunk& chunk, int c) {
-        if (reaches(c)) return e.load(chunk, c);
+        if (reaches(c)) return engine.load(chunk, c);
         chunk.each([](float& value) { value = 0; });
       },
       [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
-        const int next = c + e.warps();
-        uint32_t found = reaches(c) ? found_in<Key>(e, one, c, low, high) : 0;
-        if (has_other && reaches(next)) found |= found_in<Key>(e, other, next, low, high) << 16;
-        put_found<Key>(e.bins(), one, other, found);
+        const int next = c + engine.warps();
+        uint32_t found = reaches(c) ? found_in<Key>(engine, one, c, low, high) : 0;
+        if (has_other && reaches(next)) found |= found_in<Key>(engine, other, next, low, high) << 16;
+        put_found<Key>(engine.bins(), one, other, found);
       });
   __syncthreads();
-  if (e.warp() == 0) e.broadcast_bits(&scratch().counts[e.rank], scratch().counter, lane_id() < 16);
-  e.sync();  // the candidates of all CTAs are stored
-  e.end_pass();
+  if (engine.warp() == 0) engine.broadcast_bits(&scratch().counts[engine.rank], scratch().counter, lane_id() < 16);
+  engine.sync();  // the candidates of all CTAs are stored
+  engine.end_pass();
   bool fits = true;
-  for (int r = 0; r < e.size; ++r) fits &= scratch().counts[r] <= kCandidates;
+  for (int r = 0; r < engine.size; ++r) fits &= scratch().counts[r] <= kCandidates;
   return fits;
 }
 
 template <bool kResident, typename F>
-__device__ __forceinline__ void each_candidate(const Engine<kResident>& e, const F& f) {
-  for (int r = 0; r < e.size; ++r) {
-    const uint32_t keys = ptx::of_rank(e.bins(), r), count = scratch().counts[r];
+__device__ __forceinline__ void each_candidate(const Engine<kResident>& engine, const F& f) {
+  for (int r = 0; r < engine.size; ++r) {
+    const uint32_t keys = ptx::of_rank(engine.bins(), r), count = scratch().counts[r];
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) f(ptx::load_of_rank(keys + 4 * i));
   }
 }
@@ -209,15 +209,15 @@ __device__ __forceinline__ Found find_local(const F& value, uint64_t need) {
 
 // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the same.
 template <bool kMass, bool kResident>
-__device__ __noinline__ Edge by_candidates(Engine<kResident> e, uint32_t low, uint32_t high, uint64_t need,
+__device__ __noinline__ Edge by_candidates(Engine<kResident> engine, uint32_t low, uint32_t high, uint64_t need,
                                            Weights weights) {
   uint64_t value;
   do {
     Bins<kLocalBins> bins(low, high);
-    uint32_t* words = e.local_bins();
+    uint32_t* words = engine.local_bins();
     __syncthreads();
     clear(words, 2 * kLocalBins);
-    each_candidate(e, [&](uint32_t key) {
+    each_candidate(engine, [&](uint32_t key) {
       if (!bins.holds(key)) return;
       if constexpr (kMass) weights.add(words + 2 * bins.of(key), __uint_as_float(key));
       if constexpr (!kMass) atomicAdd(words + 2 * bins.of(key), 1u);
@@ -239,10 +239,10 @@ struct Range {
 };
 
 template <typename Key>
-__device__ __forceinline__ Range maxima_keys(const ResidentRow& e) {
-  const float* maxima = e.maxima();
+__device__ __forceinline__ Range maxima_keys(const ResidentRow& engine) {
+  const float* maxima = engine.maxima();
   uint32_t min_key = 0xffffffffu, max_key = 0;
-  for (int c = lane_id(); c < e.chunks; c += 32) {
+  for (int c = lane_id(); c < engine.chunks; c += 32) {
     const uint32_t key = Key::key(maxima[c]);
     min_key = min(min_key, key), max_key = max(max_key, key);
   }
@@ -251,14 +251,14 @@ __device__ __forceinline__ Range maxima_keys(const ResidentRow& e) {
 
 // Return a key that at least k elements reach: the k-th largest chunk maximum, rounded down to a bin.
 template <typename Key>
-__device__ __noinline__ uint32_t reached_by(ResidentRow e, uint32_t k) {
-  const float* maxima = e.maxima();
-  const Range range = maxima_keys<Key>(e);
+__device__ __noinline__ uint32_t reached_by(ResidentRow engine, uint32_t k) {
+  const float* maxima = engine.maxima();
+  const Range range = maxima_keys<Key>(engine);
   Bins<kLocalBins> bins(range.min_key, range.max_key);
-  uint32_t* words = e.local_bins();
+  uint32_t* words = engine.local_bins();
   __syncthreads();
   clear(words, kLocalBins);
-  for (int c = threadIdx.x; c < e.chunks; c += blockDim.x) atomicAdd(words + bins.of(Key::key(maxima[c])), 1u);
+  for (int c = threadIdx.x; c < engine.chunks; c += blockDim.x) atomicAdd(words + bins.of(Key::key(maxima[c])), 1u);
   __syncthreads();
   bins.narrow(kLocalBins - 1 - find_local([&](int bin) -> uint64_t { return words[bin]; }, k).position);
   return bins.low;
@@ -266,11 +266,11 @@ __device__ __noinline__ uint32_t reached_by(ResidentRow e, uint32_t k) {
 
 // First histogram, by octaves: counts, or the rounded share of each element in a sum of 2^30.
 template <typename Key, bool kMass, bool kResident>
-__device__ __noinline__ Found first_histogram(Engine<kResident> e, Octaves octaves, uint32_t least, Normalizer share,
-                                              uint64_t need) {
-  uint32_t* words = e.bins();
+__device__ __noinline__ Found first_histogram(Engine<kResident> engine, Octaves octaves, uint32_t least,
+                                              Normalizer share, uint64_t need) {
+  uint32_t* words = engine.bins();
   clear(words, kBins);
-  each_element<Key>(e, least, [&](float x, bool exists) {
+  each_element<Key>(engine, least, [&](float x, bool exists) {
     const uint32_t key = Key::key(x);
     if (kMass ? key < least : !exists) return;
     uint32_t weight = 1;
@@ -281,61 +281,62 @@ __device__ __noinline__ Found first_histogram(Engine<kResident> e, Octaves octav
     }
     atomicAdd(words + octaves.of(key), weight);
   });
-  e.sync();
-  const Found found = find_count(e, need);
-  e.sync_reads();
+  engine.sync();
+  const Found found = find_count(engine, need);
+  engine.sync_reads();
   return found;
 }
 
 // Return the key of the k-th largest element, 1 <= k < n, or 0 if fewer than k keys exceed 0.
 template <typename Key, bool kResident>
-__device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& e, uint64_t k) {
+__device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& engine, uint64_t k) {
   const Weights none{};
   if constexpr (kResident) {
-    uint32_t low, high = maxima_keys<Key>(e).max_key;
+    uint32_t low, high = maxima_keys<Key>(engine).max_key;
     uint64_t need = k;
-    if (2 * k <= e.chunks) {
-      low = reached_by<Key>(e, static_cast<uint32_t>(k));
+    if (2 * k <= engine.chunks) {
+      low = reached_by<Key>(engine, static_cast<uint32_t>(k));
     } else {
       const Octaves octaves = Octaves::up_to(high);
-      const Found found = first_histogram<Key, false>(e, octaves, 0, {}, k);
+      const Found found = first_histogram<Key, false>(engine, octaves, 0, {}, k);
       const uint32_t bin = kBins - 1 - found.position;
       low = octaves.low(bin), high = min(octaves.high(bin), high), need = k > found.above ? k - found.above : 1;
     }
-    const bool fits = gather<Key>(e, low, high);
-    ++e.pass;
-    const Edge edge =
-        fits ? by_candidates<false>(e, low, high, need, none) : by_passes<Key, false>(e, low, high, need, none);
-    e.sync_reads();
+    const bool fits = gather<Key>(engine, low, high);
+    ++engine.pass;
+    const Edge edge = fits ? by_candidates<false>(engine, low, high, need, none)
+                           : by_passes<Key, false>(engine, low, high, need, none);
+    engine.sync_reads();
     return edge.key;
   } else {
-    return by_passes<Key, false>(e, 0, 0xffffffffu, k, none).key;
+    return by_passes<Key, false>(engine, 0, 0xffffffffu, k, none).key;
   }
 }
 
 // Return the largest v with sum(x >= v) >= p * S, with the total S of `row`.
 template <bool kResident>
-__device__ __forceinline__ float top_p_threshold(Engine<kResident>& e, double p, const Totals& row, float largest) {
+__device__ __forceinline__ float top_p_threshold(Engine<kResident>& engine, double p, const Totals& row,
+                                                 float largest) {
   if (!(p > 0)) return largest;
   const uint32_t max_key = __float_as_uint(largest);
   const Octaves octaves = Octaves::up_to(max_key);
   const double mass = row.real(), target = p * mass;
   // All smaller elements together hold less than the share 1 - p.
-  const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / e.n) * 0.999f);
+  const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / engine.n) * 0.999f);
   const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
-  const Found found = first_histogram<Unsigned, true>(e, octaves, least, Normalizer::of(mass * 0x1p-30), share);
+  const Found found = first_histogram<Unsigned, true>(engine, octaves, least, Normalizer::of(mass * 0x1p-30), share);
   const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
-  const Weights weights = Weights::of(high, e.n);
+  const Weights weights = Weights::of(high, engine.n);
   const auto kept = [&](uint32_t key) {
-    e.sum_kept(__uint_as_float(key));
-    return e.totals(row.fixed).real();
+    engine.sum_kept(__uint_as_float(key));
+    return engine.totals(row.fixed).real();
   };
   const auto resolve = [&](uint64_t need) {
-    const bool fits = gather<Unsigned>(e, low, high);
-    ++e.pass;
-    const Edge edge = fits ? by_candidates<true>(e, low, high, need, weights)
-                           : by_passes<Unsigned, true>(e, low, high, need, weights);
-    e.sync_reads();
+    const bool fits = gather<Unsigned>(engine, low, high);
+    ++engine.pass;
+    const Edge edge = fits ? by_candidates<true>(engine, low, high, need, weights)
+                           : by_passes<Unsigned, true>(engine, low, high, need, weights);
+    engine.sync_reads();
     return edge;
   };
   return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, resolve, kept);

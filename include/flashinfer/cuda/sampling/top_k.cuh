@@ -7,29 +7,30 @@ namespace flashinfer::cuda {
 
 // Return the key of the k-th largest element, or 0 if k covers the row.
 template <bool kResident>
-__device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& e, const RowsOf& rows, int64_t row, TopK top_k) {
-  const Source source = Source::of(rows, row * rows.stride, e.n);
+__device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& engine, const RowsOf& rows, int64_t row,
+                                                TopK top_k) {
+  const Source source = Source::of(rows, row * rows.stride, engine.n);
   set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.remap.is_raw = true; });
-  if constexpr (kResident) e.template read_maxima<false>();
-  return top_k.on ? top_k_key<Signed>(e, top_k.k) : 0;
+  if constexpr (kResident) engine.template read_maxima<false>();
+  return top_k.on ? top_k_key<Signed>(engine, top_k.k) : 0;
 }
 
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) mask_kernel(const __grid_constant__ MapRowsParams p) {
-  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / e.size;
-  e.start();
+  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / engine.size;
+  engine.start();
   wait_for_inputs();
   let_next_start();
   const float least =
-      Signed::real(key_of_rank(e, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size)));
-  e.each_own([&](int c) {
+      Signed::real(key_of_rank(engine, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size)));
+  engine.each_own([&](int c) {
     Chunk chunk;
-    e.load(chunk, c);
+    engine.load(chunk, c);
     chunk.each([&](float& x) { x = x < least ? -INFINITY : x; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  e.sync_reads();
+  engine.sync_reads();
 }
 
 // Count the elements of a chunk above the threshold (upper half of a word) and at it (lower half).
@@ -50,35 +51,35 @@ __device__ __forceinline__ uint32_t counts_of(const Chunk& chunk, uint32_t key, 
 
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ TopKParams p) {
-  Engine<kResident> e = Engine<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / e.size;
-  e.start();
+  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / engine.size;
+  engine.start();
   wait_for_inputs();
   let_next_start();
-  const uint32_t key = key_of_rank(e, p.input, row, {p.k < p.vocab_size, p.k});
-  e.sums_at ^= 1;
-  e.begin_pass(e.chunks);
+  const uint32_t key = key_of_rank(engine, p.input, row, {p.k < p.vocab_size, p.k});
+  engine.sums_at ^= 1;
+  engine.begin_pass(engine.chunks);
   const char* from = scratch().source.data;
   uint32_t part[4];
-  e.each_own([&](int c) {
+  engine.each_own([&](int c) {
     Chunk chunk;
-    e.load(chunk, c);
+    engine.load(chunk, c);
     const uint32_t counts = counts_of(chunk, key, p.vocab_size - int64_t{c} * kSumChunk, part);
-    e.broadcast(e.sums() + c, __uint_as_float(__reduce_add_sync(kWarp, counts)));
+    engine.broadcast(engine.sums() + c, __uint_as_float(__reduce_add_sync(kWarp, counts)));
   });
-  e.end_pass(), ++e.pass;
+  engine.end_pass(), ++engine.pass;
   uint64_t above = 0;
-  for (int c = lane_id(); c < e.chunks; c += 32) above += __float_as_uint(e.sums()[c]) >> 16;
+  for (int c = lane_id(); c < engine.chunks; c += 32) above += __float_as_uint(engine.sums()[c]) >> 16;
   const int64_t ties = p.k - static_cast<int64_t>(warp_sum(above));
-  e.each_own([&](int c) {
+  engine.each_own([&](int c) {
     uint64_t higher = 0, equal = 0;
     for (int i = lane_id(); i < c; i += 32) {
-      const uint32_t counts = __float_as_uint(e.sums()[i]);
+      const uint32_t counts = __float_as_uint(engine.sums()[i]);
       higher += counts >> 16, equal += counts & 0xffff;
     }
     higher = warp_sum(higher), equal = warp_sum(equal);
     Chunk chunk;
-    e.load(chunk, c);
+    engine.load(chunk, c);
     const int64_t left = p.vocab_size - int64_t{c} * kSumChunk;
     counts_of(chunk, key, left, part);
 #pragma unroll
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
       higher += all >> 16, equal += all & 0xffff;
     }
   });
-  e.sync_reads();
+  engine.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

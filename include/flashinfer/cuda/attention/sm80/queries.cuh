@@ -36,8 +36,8 @@ __device__ __forceinline__ void store_elements(uint8_t* to, int row, int first, 
 // Stores chunk `chunk` of a row of queries, and the chunk half a head further, transformed, to shared memory.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void store_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
-                                              const Vec<typename S::DTypeQ, 8> (&in)[2], const PairTurns* turns,
-                                              int32_t position, float sign) {
+                                              const Vec<typename S::DTypeQ, 8> (&in)[2],
+                                              const RopeFrequency* frequencies, int32_t position, float sign) {
   float a[8], b[8];
   in[0].to_floats(a), in[1].to_floats(b);
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_queries(const P& params, const Variant& va
       b[i] = static_cast<float>(variant.QueryTransform(params, b[i]));
     if constexpr (S::kRope) {
       float c, s;
-      find_angle(turns[RotationShape<S>::index(chunk * 8 + i)].position, position, c, s);
+      find_angle(frequencies[RotationShape<S>::index(chunk * 8 + i)].turns_per_position, position, c, s);
       rotate(a[i], b[i], c, s);
     }
     a[i] *= sign, b[i] *= sign;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_queries(const P& params, const Variant& va
 // Loads the tile's rows of queries, times `sign` (see query_sign()). Rows after the last are zeros.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void load_queries(const P& params, const Variant& variant, const WorkItem& item,
-                                             int32_t head, uint8_t* to, const PairTurns* turns, float sign) {
+                                             int32_t head, uint8_t* to, const RopeFrequency* frequencies, float sign) {
   using V = Vec<typename S::DTypeQ, 8>;
   constexpr bool kUnchanged = !S::kFp8 && !S::kRope && !Variant::transforms_query;
   constexpr int kChunks = kUnchanged ? S::kDQ / 8 : S::kDQ / 16, kOther = S::kDQ / 2;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_queries(const P& params, const Variant& var
       V in[2] = {};
       if (exists) in[0] = load_vec<typename S::DTypeQ, 8>(from), in[1] = load_vec<typename S::DTypeQ, 8>(from + kOther);
       const int32_t position = item.kv_len - item.qo_len + static_cast<int32_t>(qo_idx);
-      store_queries<Variant, S>(params, variant, to, row, chunk, in, turns, position, sign);
+      store_queries<Variant, S>(params, variant, to, row, chunk, in, frequencies, position, sign);
     }
   }
 }

@@ -35,18 +35,18 @@ struct WarpTile {
   const P& params;
   const Variant& variant;
   const WarpRows<S>& warp;
-  const PairTurns* turns;
+  const RopeFrequency* frequencies;
   LeftRows<S::kQRow> queries;
   OnlineSoftmax<S> softmax;
   Outputs<S> o;
   uint32_t q[S::kQueryInRegisters ? S::kM : 1][S::kQueryInRegisters ? S::kSteps : 1][4];
 
-  __device__ __forceinline__ WarpTile(const P& p, const Variant& v, const WarpRows<S>& w, const PairTurns* turns_,
-                                      uint32_t shared)
+  __device__ __forceinline__ WarpTile(const P& p, const Variant& v, const WarpRows<S>& w,
+                                      const RopeFrequency* frequencies_, uint32_t shared)
       : params(p),
         variant(v),
         warp(w),
-        turns(turns_),
+        frequencies(frequencies_),
         queries(shared, static_cast<int>(threadIdx.x) / 32 % S::kRowWarps * 16 * S::kM),
         softmax(kFactorInSoftmax ? softmax_scale(v) * kFirstFactor : softmax_scale(v)) {
     o.clear();
@@ -63,8 +63,8 @@ struct WarpTile {
   // overwrites the keys, go to `rotated`.
   __device__ __forceinline__ void rotate(const KeyLoader<S>& keys, uint32_t stage, uint32_t rotated,
                                          int32_t tile_start) const {
-    rotate_tile<Variant, S>(params, variant, turns, stage, first_keys(stage, rotated), second_keys(rotated), keys.lane,
-                            tile_start);
+    rotate_tile<Variant, S>(params, variant, frequencies, stage, first_keys(stage, rotated), second_keys(rotated),
+                            keys.lane, tile_start);
   }
 
   // Computes one tile of keys and values in shared memory.
@@ -250,16 +250,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
   profiler.begin(Event::kLoadQuery);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
   const int32_t merge = kTickets ? merge_of_slot(params, item.slot) : -1;
-  auto* turns = reinterpret_cast<PairTurns*>(shared + S::kQBytes);
+  auto* frequencies = reinterpret_cast<RopeFrequency*>(shared + S::kQBytes);
   if constexpr (S::kRope) {
-    find_turns<S>(params, turns);
+    find_frequencies<S>(params, frequencies);
     __syncthreads();
   }
-  load_queries<Variant, S>(params, variant, item, head, shared, turns, query_sign(variant));
+  load_queries<Variant, S>(params, variant, item, head, shared, frequencies, query_sign(variant));
   __syncthreads();
 
   const WarpRows<S> warp(params, variant, item, head);
-  WarpTile<Variant, S, P> tile(params, variant, warp, turns, ptx::shared_address(shared));
+  WarpTile<Variant, S, P> tile(params, variant, warp, frequencies, ptx::shared_address(shared));
   attend_all<S>(keys, tile, warp.active(), stages, profiler);
   profiler.switch_to(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);

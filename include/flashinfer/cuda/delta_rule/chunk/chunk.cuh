@@ -64,11 +64,11 @@ struct DeltaMatrices {
   static __host__ __device__ constexpr int block(int row, int column) { return row * (row + 1) / 2 + column; }
 };
 struct alignas(16) DeltaFactors {
-  float read[kDeltaChunk];   // e^G, times k's factor
-  float beta[kDeltaChunk];   // 0 after the last token, as k and q are
-  float out[kDeltaChunk];    // scale e^G, times q's factor
-  float write[kDeltaChunk];  // e^(Gn - G), times k's factor
-  float last[4];             // e^Gn, then padding
+  float k_decay[kDeltaChunk];       // e^G, times k's factor
+  float beta[kDeltaChunk];          // 0 after the last token, as k and q are
+  float q_decay[kDeltaChunk];       // scale e^G, times q's factor
+  float update_decay[kDeltaChunk];  // e^(Gn - G), times k's factor
+  float chunk_decay[4];             // e^Gn, then padding
 };
 struct DeltaGradientFactors : DeltaFactors {
   float sums[kDeltaChunk];  // G / ln 2, for ex2

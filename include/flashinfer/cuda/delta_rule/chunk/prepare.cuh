@@ -126,11 +126,12 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     const int i = thread % kDeltaChunk;
     const float sum = shared.sums[i], last = shared.sums[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
     if (thread < kDeltaChunk) {
-      to.read[i] = decay * shared.k_factor[i], to.beta[i] = shared.beta[i];
+      to.k_decay[i] = decay * shared.k_factor[i], to.beta[i] = shared.beta[i];
       to.sums[i] = sum, to.k_factor[i] = shared.k_factor[i], to.q_factor[i] = shared.q_factor[i];
-      if (i == 0) to.last[0] = ptx::ex2_approx(last);
+      if (i == 0) to.chunk_decay[0] = ptx::ex2_approx(last);
     } else {
-      to.out[i] = scale * decay * shared.q_factor[i], to.write[i] = ptx::ex2_approx(last - sum) * shared.k_factor[i];
+      to.q_decay[i] = scale * decay * shared.q_factor[i],
+      to.update_decay[i] = ptx::ex2_approx(last - sum) * shared.k_factor[i];
     }
   }
 

@@ -15,10 +15,10 @@ namespace flashinfer::cuda {
 
 // -Z and P in smem for wgmma: tiles of 64 rows of 128 bytes, swizzled, with zeros above the diagonal.
 using DeltaTileMatrix = uint4[kDeltaChunk][kDeltaChunk / 8];
-struct DeltaTileOfZ {
+struct DeltaTileZ {
   alignas(1024) DeltaTileMatrix z;
 };
-struct DeltaTileMatrices : DeltaTileOfZ {
+struct DeltaTileMatrices : DeltaTileZ {
   alignas(1024) DeltaTileMatrix p;
 };
 template <typename Matrices_>

@@ -111,7 +111,7 @@ struct DeltaScan {
   __device__ __forceinline__ void copy_terms(DeltaTileTerms<Matrices>& to, const DeltaTerms& from) const {
     copy_blocks(to.z, from.z);
     if constexpr (sizeof(Matrices) > sizeof(to.z)) copy_blocks(to.p, from.p);
-    copy_bytes(to.read, from.read, sizeof(DeltaFactors));
+    copy_bytes(to.k_decay, from.k_decay, sizeof(DeltaFactors));
   }
 
   // Calls body(element, i) for each of a lane's elements of the state. i is the index in a tensor of states.
@@ -139,7 +139,7 @@ struct DeltaScan {
         state[0][n][0] *= factor.x, state[0][n][1] *= factor.y, state[0][n][2] *= factor.x, state[0][n][3] *= factor.y;
       }
     } else {
-      state.scale(stage.terms.last[0]);
+      state.scale(stage.terms.chunk_decay[0]);
     }
   }
   // Returns the factors of a lane's two tokens in accumulator tile n.
@@ -260,7 +260,7 @@ struct DeltaScan {
   template <typename Terms>
   __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& operand, const OperandA& v,
                                                    const Terms& terms) const {
-    subtract_from_values(r, v, terms.read);
+    subtract_from_values(r, v, terms.k_decay);
     pack_scaled(operand, r, terms.beta);
     Products::template multiply<true>(r, operand, terms.z);
   }

@@ -19,7 +19,7 @@ struct DeltaWarpShape {
   using Products = DeltaWarpProducts<T, kPartKeys>;
   using Terms = DeltaScanTerms;
   using ChunkTerms = std::conditional_t<kChannels, DeltaChannelTerms<kKeys_>, DeltaTerms>;  // of a chunk and value head
-  using TermsOfZ = Terms;                                                                   // without P
+  using TermsWithoutP = Terms;
   static constexpr bool kWgmma = false;
   static constexpr int kAlign = 128;  // of a tile
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
@@ -39,7 +39,7 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   using Products = DeltaWarpgroupProducts<T, Base::kPartKeys>;
   static constexpr int kPartTokens = kDeltaChunk;
   using Terms = DeltaTileTerms<DeltaTileMatrices>;
-  using TermsOfZ = DeltaTileTerms<DeltaTileOfZ>;
+  using TermsWithoutP = DeltaTileTerms<DeltaTileZ>;
   static constexpr bool kWgmma = true;
   static constexpr int kAlign = 1024;
   static constexpr int kCtasPerSm = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   const int64_t to_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
   const int own_column = Panel::product_column();
   const int64_t heads = in.num_value_heads, first_column = block.slice * Shape::kColumns;
-  const bool writes = Panel::is_of_q() && first_column + own_column < in.value_dim;
+  const bool writes = Panel::is_query_product() && first_column + own_column < in.value_dim;
   const int64_t stride = heads * in.value_dim;  // between tokens of the output
   T* o = static_cast<T*>(p.o) + block.number(in, block.tokens.begin) * in.value_dim + first_column + own_column;
   if (slot < 0 || slot >= p.num_slots) {

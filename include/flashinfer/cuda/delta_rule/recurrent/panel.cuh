@@ -19,9 +19,9 @@ struct DeltaPanel {
   // Returns the first column of this thread.
   static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) / kParts * kColumns; }
   // Eight threads share eight products, with k and with q for each of four columns. A thread receives one of them:
-  // product_column() is its column, and is_of_q() is true for a product with q.
+  // product_column() is its column, and is_query_product() is true for a product with q.
   static __device__ __forceinline__ int product_column() { return column() + part() % kColumns; }
-  static __device__ __forceinline__ bool is_of_q() { return part() >= kColumns; }
+  static __device__ __forceinline__ bool is_query_product() { return part() >= kColumns; }
   // Returns the row of the state that element i holds.
   static __device__ __forceinline__ int row(int i) { return i / 4 * 32 + part() * 4 + i % 4; }
 

@@ -43,13 +43,13 @@ __device__ __forceinline__ void load_rows_of_factors(uint32_t to, const float* b
 // Load the factors of all tiles, by one warp or by two. Each of two loads half of the tokens.
 template <typename S>
 __device__ __forceinline__ void load_factors(const GemmParams& p, const GemmShared<S>& shared,
-                                             const HopperSettings& settings, uint32_t rank, int warp) {
+                                             const GemmSettings& settings, uint32_t rank, int warp) {
   // If tokens are the rows of wgmma, the weights of a strip share one factor.
   constexpr int kOfTokens = S::kTokens / S::kFactorWarps / 32, kOfWeights = S::kTokensAreRows ? 0 : kGemmStrip / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, part = warp * kOfTokens * 32;
   const Ring<kPanels> ring = shared.panels();
-  HopperTiles<S> tiles(p, settings);
-  HopperTile tile;
+  GemmTiles<S> tiles(p, settings);
+  GemmTile tile;
   const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
   // Steps that share a factor.
   const int each = p.scale_depth ? static_cast<int>(p.scale_depth / S::kDepth) : steps;

@@ -5,12 +5,12 @@
 #include <flashinfer/common/gemm.h>
 #include <flashinfer/common/launch.h>
 
-namespace flashinfer::cuda {
+namespace flashinfer::cuda::sm90 {
 
-bool hopper_gemm_float16_by_depth(const GemmParams& params, const Launch& where);
-bool hopper_gemm_float16_by_column(const GemmParams& params, const Launch& where);
-bool hopper_gemm_bfloat16_by_depth(const GemmParams& params, const Launch& where);
-bool hopper_gemm_bfloat16_by_column(const GemmParams& params, const Launch& where);
-bool hopper_gemm_e4m3(const GemmParams& params, const Launch& where);
+bool gemm_float16_by_depth(const GemmParams& params, const Launch& where);
+bool gemm_float16_by_column(const GemmParams& params, const Launch& where);
+bool gemm_bfloat16_by_depth(const GemmParams& params, const Launch& where);
+bool gemm_bfloat16_by_column(const GemmParams& params, const Launch& where);
+bool gemm_e4m3(const GemmParams& params, const Launch& where);
 
-}  // namespace flashinfer::cuda
+}  // namespace flashinfer::cuda::sm90

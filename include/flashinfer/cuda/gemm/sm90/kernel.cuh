@@ -19,23 +19,21 @@ namespace flashinfer::cuda::sm90 {
 
 // Compute a tile whose tokens are the rows of wgmma: a warpgroup owns 64 of every 128 tokens.
 template <typename S, int kHalves>
-__device__ __forceinline__ void compute_rows(const GemmParams& p, const HopperSettings& settings,
-                                             const HopperMaps& maps, const GemmShared<S>& shared,
-                                             const HopperTile& tile, int group, uint32_t rank, int steps,
-                                             Progress& at) {
+__device__ __forceinline__ void compute_rows(const GemmParams& p, const GemmSettings& settings, const GemmMaps& maps,
+                                             const GemmShared<S>& shared, const GemmTile& tile, int group,
+                                             uint32_t rank, int steps, Progress& at) {
   StripSums d[kHalves];
   const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip;
-  const HopperOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
+  const GemmOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
   multiply_rows<S, kHalves>(shared, group, steps, at, d);
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) output.write_rows(d[half], half * 128 + group * 64);
 }
 
 template <typename S, int kN>
-__device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSettings& settings,
-                                             const HopperMaps& maps, const GemmShared<S>& shared,
-                                             const HopperTile& tile, int group, uint32_t rank, int steps,
-                                             Progress& at) {
+__device__ __forceinline__ void compute_tile(const GemmParams& p, const GemmSettings& settings, const GemmMaps& maps,
+                                             const GemmShared<S>& shared, const GemmTile& tile, int group,
+                                             uint32_t rank, int steps, Progress& at) {
   if constexpr (S::kTokensAreRows)
     return compute_rows<S, kN / 128>(p, settings, maps, shared, tile, group, rank, steps, at);
   float d[kN / 2];
@@ -45,7 +43,7 @@ __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSe
     multiply<S, kN>(shared, group, steps, at.use, d);
   }
   const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + group * 64;
-  const HopperOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
+  const GemmOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
   if (S::kByDepth && !S::kFp8 && settings.gate != GemmGate::kNone) {
     output.template write_gated<kN>(d, column / 2);
   } else if (settings.lines) {
@@ -56,11 +54,10 @@ __device__ __forceinline__ void compute_tile(const GemmParams& p, const HopperSe
 }
 
 template <typename S>
-__device__ __forceinline__ void compute_tiles(const GemmParams& p, const HopperSettings& settings,
-                                              const HopperMaps& maps, const GemmShared<S>& shared, int group,
-                                              uint32_t rank) {
-  HopperTiles<S> tiles(p, settings);
-  HopperTile tile;
+__device__ __forceinline__ void compute_tiles(const GemmParams& p, const GemmSettings& settings, const GemmMaps& maps,
+                                              const GemmShared<S>& shared, int group, uint32_t rank) {
+  GemmTiles<S> tiles(p, settings);
+  GemmTile tile;
   const auto steps = static_cast<int>((p.k + S::kDepth - 1) / S::kDepth);
   Progress at{0, 0};
 #define FLASHINFER_TILE(n)                                                         \
@@ -88,8 +85,8 @@ __device__ __forceinline__ void compute_tiles(const GemmParams& p, const HopperS
 
 template <typename S>
 __global__ void __launch_bounds__(kGemmThreads, 1)
-    hopper_gemm_kernel(const __grid_constant__ GemmParams p, const __grid_constant__ HopperMaps maps,
-                       const HopperSettings settings) {
+    gemm_kernel(const __grid_constant__ GemmParams p, const __grid_constant__ GemmMaps maps,
+                const GemmSettings settings) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t raw[];
   __shared__ uint64_t

@@ -16,8 +16,8 @@ namespace flashinfer::cuda::sm90 {
 // Make the map of matrices of rows. The stride of a dimension of size 1 may be arbitrary, but a map needs a
 // valid one.
 template <typename T>
-CUtensorMap hopper_map(const void* data, int64_t columns, int64_t rows, int64_t row_stride, int64_t matrices,
-                       int64_t matrix_stride, int box_columns, int box_rows) {
+CUtensorMap rows_map(const void* data, int64_t columns, int64_t rows, int64_t row_stride, int64_t matrices,
+                     int64_t matrix_stride, int box_columns, int box_rows) {
   constexpr int64_t kLine = 16 / sizeof(T);
   const int64_t somewhere = (columns + kLine - 1) / kLine * kLine;
   return tensor_map<128, 3>(
@@ -29,9 +29,9 @@ CUtensorMap hopper_map(const void* data, int64_t columns, int64_t rows, int64_t 
 }
 
 template <typename S>
-HopperMaps hopper_maps(const GemmParams& p, const HopperSettings& settings) {
+GemmMaps tensor_maps(const GemmParams& p, const GemmSettings& settings) {
   using T = typename S::T;
-  HopperMaps maps;
+  GemmMaps maps;
   if (p.gate != GemmGate::kNone) {
     const int64_t half = p.n / 2, stride = p.b_stride_n;
     maps.weights = tensor_map<128, 5>(
@@ -41,13 +41,13 @@ HopperMaps hopper_maps(const GemmParams& p, const HopperSettings& settings) {
          {1, stride, half * stride, 8 * stride, p.num_matrices > 1 ? p.b_matrix_stride : stride},
          {S::kDepth, 8, 2, kGemmStrip / 16, 1}});
   } else if (S::kByDepth) {
-    maps.weights = hopper_map<T>(p.b, p.k, p.n, p.b_stride_n, p.num_matrices, p.b_matrix_stride, S::kDepth, kGemmStrip);
+    maps.weights = rows_map<T>(p.b, p.k, p.n, p.b_stride_n, p.num_matrices, p.b_matrix_stride, S::kDepth, kGemmStrip);
   } else {
-    maps.weights = hopper_map<T>(p.b, p.n, p.k, p.b_stride_k, p.num_matrices, p.b_matrix_stride, 64, S::kDepth);
+    maps.weights = rows_map<T>(p.b, p.n, p.k, p.b_stride_k, p.num_matrices, p.b_matrix_stride, 64, S::kDepth);
   }
   const int64_t stride = stride_of(p.a_layout, p.a_num_rows);
   for (int i = 0; i < 3; ++i)
-    maps.tokens[i] = hopper_map<T>(p.a, p.k, p.a_num_rows, stride, 1, 0, S::kDepth, kGemmBox >> i);
+    maps.tokens[i] = rows_map<T>(p.a, p.k, p.a_num_rows, stride, 1, 0, S::kDepth, kGemmBox >> i);
   maps.out = maps.weights;
   using Out = typename S::Out;
   if (!S::kStores) return maps;
@@ -59,7 +59,7 @@ HopperMaps hopper_maps(const GemmParams& p, const HopperSettings& settings) {
                                   {1, p.m > 1 ? settings.out_stride : half, half},
                                   {32, kStoreRows, 1}});
   } else if (settings.lines) {
-    maps.out = hopper_map<Out>(p.out, p.n, p.m, settings.out_stride, 1, 0, 64, kStoreRows);
+    maps.out = rows_map<Out>(p.out, p.n, p.m, settings.out_stride, 1, 0, 64, kStoreRows);
   }
   return maps;
 }
@@ -90,24 +90,23 @@ int32_t tokens_of_tile(const GemmParams& p, int64_t strips, int64_t clusters) {
 
 // Return false if the module has no 9.0a code for the device.
 template <typename S>
-bool launch_hopper_shape(const GemmParams& p, const Launch& where) {
+bool launch_shape(const GemmParams& p, const Launch& where) {
   if (!serves_sm90a(where.device)) return false;
   const int clusters = device_info(where.device).num_sms / S::kCluster;
   const int64_t strips = (p.n + kGemmStrip * S::kCluster - 1) / (kGemmStrip * S::kCluster);
   const int64_t stride = stride_of(p.out_layout, p.m), bytes = size_of(p.out_dtype);
   const bool same = S::kFp8 ? p.out_dtype == DType::kBFloat16 : p.out_dtype == p.a_dtype;
-  const HopperSettings settings{
-      stride_of(p.a_layout, p.a_num_rows),
-      stride,
-      static_cast<int32_t>(strips),
-      tokens_of_tile<S>(p, strips, clusters),
-      same && !p.row_scale && p.n % 8 == 0 && is_aligned(p.out, 16) && stride * bytes % 16 == 0,
-      p.gate};
+  const GemmSettings settings{stride_of(p.a_layout, p.a_num_rows),
+                              stride,
+                              static_cast<int32_t>(strips),
+                              tokens_of_tile<S>(p, strips, clusters),
+                              same && !p.row_scale && p.n % 8 == 0 && is_aligned(p.out, 16) && stride * bytes % 16 == 0,
+                              p.gate};
   // The device knows the sizes of the groups. Each group has at most one tile more than its rows fill.
   const int64_t most = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
-  Kernel<hopper_gemm_kernel<S>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)),
-                                        dim3(kGemmThreads), S::kSharedBytes, S::kCluster, where, p,
-                                        hopper_maps<S>(p, settings), settings);
+  Kernel<gemm_kernel<S>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)),
+                                 dim3(kGemmThreads), S::kSharedBytes, S::kCluster, where, p,
+                                 tensor_maps<S>(p, settings), settings);
   return true;
 }
 
@@ -119,12 +118,12 @@ inline bool strips_share_factors(const GemmParams& p) {
 // Choose the tile for a group of average size. Gathered rows are loaded by each CTA of a cluster separately,
 // so tiles with many tokens gain nothing.
 template <typename T, bool kByDepth>
-bool launch_hopper_gemm(const GemmParams& p, const Launch& where) {
+bool launch_gemm(const GemmParams& p, const Launch& where) {
   const int64_t share = p.m / p.num_groups;
-  if (share <= 32) return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kFew>>(p, where);
+  if (share <= 32) return launch_shape<GemmShape<T, kByDepth, GemmSize::kFew>>(p, where);
   if (share <= 160 || p.a_rows || (sizeof(T) == 1 && !strips_share_factors(p)))
-    return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kSome>>(p, where);
-  return launch_hopper_shape<GemmShape<T, kByDepth, GemmSize::kMany>>(p, where);
+    return launch_shape<GemmShape<T, kByDepth, GemmSize::kSome>>(p, where);
+  return launch_shape<GemmShape<T, kByDepth, GemmSize::kMany>>(p, where);
 }
 
 }  // namespace flashinfer::cuda::sm90

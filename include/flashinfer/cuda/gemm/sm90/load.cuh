@@ -15,7 +15,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-struct HopperMaps {
+struct GemmMaps {
   CUtensorMap weights, tokens[3];  // boxes of kGemmBox rows, of half and of a quarter of them
   CUtensorMap out;                 // box of kStoreRows rows, if whole lines are stored
 };
@@ -24,7 +24,7 @@ struct HopperMaps {
 // With a gate it alternates eight rows of each half of the weights, so that a thread holds a row and its
 // gate.
 template <typename S>
-__device__ __forceinline__ void load_step(const HopperMaps& maps, const GemmShared<S>& shared, const HopperTile& tile,
+__device__ __forceinline__ void load_step(const GemmMaps& maps, const GemmShared<S>& shared, const GemmTile& tile,
                                           int use, int k, uint32_t rank, bool gathers, bool gated) {
   const Ring<S::kStages> ring = shared.ring();
   const int stage = ring.stage(use);
@@ -58,10 +58,10 @@ __device__ __forceinline__ void load_step(const HopperMaps& maps, const GemmShar
 }
 
 template <typename S>
-__device__ __forceinline__ void load_tiles(const GemmParams& p, const HopperMaps& maps, const GemmShared<S>& shared,
-                                           const HopperSettings& settings, uint32_t rank) {
-  HopperTiles<S> tiles(p, settings);
-  HopperTile tile;
+__device__ __forceinline__ void load_tiles(const GemmParams& p, const GemmMaps& maps, const GemmShared<S>& shared,
+                                           const GemmSettings& settings, uint32_t rank) {
+  GemmTiles<S> tiles(p, settings);
+  GemmTile tile;
   const auto depth = static_cast<int32_t>(p.k);
   const bool leads = ptx::elect_one();
   int use = 0;
@@ -83,7 +83,7 @@ __device__ __forceinline__ int64_t source_row(const GemmParams& p, int64_t row) 
 // Gather tokens 16 bytes at a time, by the otherwise idle warps of the third warpgroup. The thread that
 // copied makes the data visible to wgmma after it has arrived, a few steps later.
 template <typename S>
-__device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperSettings& settings,
+__device__ __forceinline__ void gather_tokens(const GemmParams& p, const GemmSettings& settings,
                                               const GemmShared<S>& shared) {
   using T = typename S::T;
   constexpr int kLag = S::kStages - 2, kUnit = 16 / sizeof(T), kRows = S::kTokens / 8;  // rows per thread
@@ -91,8 +91,8 @@ __device__ __forceinline__ void gather_tokens(const GemmParams& p, const HopperS
   const Ring<S::kStages> ring = shared.ring();
   const int thread = static_cast<int>(threadIdx.x) % 64, unit = thread % 8, first = thread / 8;
   const auto depth = static_cast<int32_t>(p.k);
-  HopperTiles<S> tiles(p, settings);
-  HopperTile tile;
+  GemmTiles<S> tiles(p, settings);
+  GemmTile tile;
   int use = 0;
   for (int32_t number = blockIdx.x / S::kCluster; tiles.find(number, tile); number += gridDim.x / S::kCluster) {
     // Computed once, in units. After a copy, which may write any memory, the compiler would reload a row's

@@ -19,19 +19,19 @@
 namespace flashinfer::cuda::sm90 {
 
 template <typename S>
-struct HopperOutput {
+struct GemmOutput {
   const GemmParams& p;
-  const HopperSettings& settings;
+  const GemmSettings& settings;
   const CUtensorMap& map;
-  const HopperTile& tile;
+  const GemmTile& tile;
   const int group;
   const int64_t column;  // first of its 64 columns
   uint32_t buffer;       // buffer of this warpgroup
   int thread = static_cast<int>(threadIdx.x) % 128;
 
   // The compiler would keep addresses that all tiles share in registers, which the sums need.
-  __device__ __forceinline__ HopperOutput(const GemmParams& params, const HopperSettings& others, const CUtensorMap& by,
-                                          const HopperTile& of, int which, int64_t first, uint32_t to)
+  __device__ __forceinline__ GemmOutput(const GemmParams& params, const GemmSettings& others, const CUtensorMap& by,
+                                        const GemmTile& of, int which, int64_t first, uint32_t to)
       : p(params), settings(others), map(by), tile(of), group(which), column(first), buffer(to) {
     asm volatile("" : "+r"(buffer), "+r"(thread));
   }

@@ -19,7 +19,7 @@ inline int64_t stride_of(const Rows& rows, int64_t count) {
 inline bool is_aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
 // Return the reason why the kernels do not serve a call, or null if they do.
-inline const char* why_not_hopper(const GemmParams& p) {
+inline const char* reason_against(const GemmParams& p) {
   const bool fp8 = p.a_dtype == DType::kFloat8E4M3 && p.b_dtype == DType::kFloat8E4M3;
   const int64_t bytes = fp8 ? 1 : 2, stride = stride_of(p.a_layout, p.a_num_rows);
   if (!fp8 && p.a_dtype != DType::kBFloat16 && p.a_dtype != DType::kFloat16)

@@ -62,7 +62,7 @@ struct GemmShape {
                 "whole patterns of the swizzle fit");
 };
 
-struct HopperSettings {
+struct GemmSettings {
   int64_t a_stride, out_stride;  // distance of rows, in elements
   int32_t strips;                // strips of clusters
   int32_t tokens;                // tokens of a tile, at most

@@ -8,7 +8,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-struct HopperTile {
+struct GemmTile {
   int32_t matrix;
   int32_t row, rows;  // of the output
   int32_t tokens;     // columns of wgmma: `rows` and padding
@@ -22,15 +22,15 @@ FLASHINFER_HD int32_t filled_up_tokens(int32_t rows) { return rows <= 16 ? 16 : 
 // The strips of a cluster meet kGemmStripsTogether token tiles one after the other, so that concurrent
 // clusters cover about a square. Every warp schedules for itself, 32 groups at a time.
 template <typename S>
-class HopperTiles {
+class GemmTiles {
  public:
-  __device__ __forceinline__ HopperTiles(const GemmParams& params, const HopperSettings& settings)
+  __device__ __forceinline__ GemmTiles(const GemmParams& params, const GemmSettings& settings)
       : p_(params), strips_(settings.strips), tokens_(settings.tokens) {
     count();
   }
 
   // Find the tile of a number that grows from call to call. Return false after the last tile.
-  __device__ __forceinline__ bool find(int32_t number, HopperTile& tile) {
+  __device__ __forceinline__ bool find(int32_t number, GemmTile& tile) {
     while (number >= before_ + all_) {
       if (first_ + 32 >= static_cast<int32_t>(p_.num_groups)) return false;
       before_ += all_, first_ += 32;

@@ -30,7 +30,7 @@ int64_t number_tiles(std::vector<BackwardEntry>& entries) {
 // Returns the number of splits of the queries of a tile of keys, at most the number of query heads per KV head.
 // The number grows until no CTA has more than 1.1 times the mean work.
 template <typename S>
-int32_t hopper_splits(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
+int32_t splits_of(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
   const int32_t group = p.num_qo_heads / p.num_kv_heads, blocks = device_info(device).num_sms;
   int64_t longest = 0, all = 0;
   for (const BackwardEntry& entry : entries) {
@@ -62,9 +62,9 @@ struct MemorySizes {
 };
 
 template <typename S>
-int64_t plan_hopper_shape(PrefillBackwardParams& p, const Launch& where) {
+int64_t plan_shape(PrefillBackwardParams& p, const Launch& where) {
   std::vector<BackwardEntry> entries = backward_entries(p);
-  p.splits = hopper_splits<S>(p, entries, where.device);
+  p.splits = splits_of<S>(p, entries, where.device);
   const MemorySizes<S> sizes(p, number_tiles<S>(entries));
   return (sizes.counters + sizes.rows + sizes.queries + sizes.keys) * static_cast<int64_t>(sizeof(float));
 }
@@ -81,7 +81,7 @@ CUtensorMap map_of(const HeadRows& rows, int64_t tokens, int64_t heads, int box)
 }
 
 template <typename S>
-void launch_hopper_shape(PrefillBackwardParams p, const Launch& where) {
+void launch_shape(PrefillBackwardParams p, const Launch& where) {
   std::vector<BackwardEntry> entries = backward_entries(p);
   const int64_t query_tiles = number_tiles<S>(entries);
   const MemorySizes<S> sizes(p, query_tiles);
@@ -120,7 +120,7 @@ void launch_hopper_shape(PrefillBackwardParams p, const Launch& where) {
 // Returns true if the kernel is correct and faster than the portable one. It has no windows, biases or caps,
 // and each request takes whole tiles, however short it is.
 template <typename S>
-bool serves_hopper_shape(const PrefillBackwardParams& p, const Launch& where) {
+bool serves_shape(const PrefillBackwardParams& p, const Launch& where) {
   if (p.head_dim_qk != S::kDim || p.head_dim_vo != S::kDim) return false;
   if (p.mask_mode == MaskMode::kCustom || p.window_left >= 0 || p.alibi_slopes || p.logits_soft_cap > 0) return false;
   if (p.tokens == 0 || p.kv_tokens == 0 || !serves_sm90a(where.device)) return false;
@@ -135,18 +135,17 @@ bool serves_hopper_shape(const PrefillBackwardParams& p, const Launch& where) {
 }
 
 template <typename T>
-int64_t plan_hopper(PrefillBackwardParams& p, const Launch& where) {
+int64_t plan_backward(PrefillBackwardParams& p, const Launch& where) {
   using S64 = BackwardShape<T, 64>;
   using S128 = BackwardShape<T, 128>;
-  const bool serves_64 = serves_hopper_shape<S64>(p, where);
-  if (!serves_64 && !serves_hopper_shape<S128>(p, where)) return -1;
-  return serves_64 ? plan_hopper_shape<S64>(p, where) : plan_hopper_shape<S128>(p, where);
+  const bool serves_64 = serves_shape<S64>(p, where);
+  if (!serves_64 && !serves_shape<S128>(p, where)) return -1;
+  return serves_64 ? plan_shape<S64>(p, where) : plan_shape<S128>(p, where);
 }
 
 template <typename T>
-void launch_hopper(const PrefillBackwardParams& p, const Launch& where) {
-  p.head_dim_qk == 64 ? launch_hopper_shape<BackwardShape<T, 64>>(p, where)
-                      : launch_hopper_shape<BackwardShape<T, 128>>(p, where);
+void launch_backward(const PrefillBackwardParams& p, const Launch& where) {
+  p.head_dim_qk == 64 ? launch_shape<BackwardShape<T, 64>>(p, where) : launch_shape<BackwardShape<T, 128>>(p, where);
 }
 
 }  // namespace flashinfer::cuda::sm90

@@ -18,19 +18,29 @@ struct GradientGrid {
 };
 struct GradientCursor {
   int item, part, member, slice;
-  int chunks, heads;  // finished key parts and value heads of this CTA, as ring indices
-  int number, head;   // index of the chunk; index of the head of q and k
+  int parts_done, heads_done;  // key parts and value heads that this CTA has finished: indices of rings
+  int chunk_index, qk_head;
   DeltaChunk chunk;
 
   __device__ __forceinline__ GradientCursor(const DeltaRuleInputs& in, const GradientGrid& grid)
-      : item(blockIdx.x), part(0), member(0), slice(0), chunks(0), heads(0), number(0), head(0), chunk({0, 0, 0}, -1) {
+      : item(blockIdx.x),
+        part(0),
+        member(0),
+        slice(0),
+        parts_done(0),
+        heads_done(0),
+        chunk_index(0),
+        qk_head(0),
+        chunk({0, 0, 0}, -1) {
     find(in, grid);
   }
   __device__ __forceinline__ bool done(const GradientGrid& grid) const { return item >= grid.items; }
-  __device__ __forceinline__ int64_t value_head(const GradientGrid& grid) const { return head * grid.group + member; }
+  __device__ __forceinline__ int64_t value_head(const GradientGrid& grid) const {
+    return qk_head * grid.group + member;
+  }
   // Index of the chunk and value head among all.
   __device__ __forceinline__ int64_t index(const DeltaRuleInputs& in, const GradientGrid& grid) const {
-    return number * in.num_value_heads + value_head(grid);
+    return chunk_index * in.num_value_heads + value_head(grid);
   }
   __device__ __forceinline__ bool last_slice(const GradientGrid& grid) const { return slice + 1 == grid.slices; }
   __device__ __forceinline__ bool last_member(const GradientGrid& grid) const { return member + 1 == grid.group; }
@@ -40,12 +50,12 @@ struct GradientCursor {
       ++slice;
       return;
     }
-    slice = 0, ++heads;
+    slice = 0, ++heads_done;
     if (!last_member(grid)) {
       ++member;
       return;
     }
-    member = 0, ++chunks;
+    member = 0, ++parts_done;
     if (++part < grid.parts) return;
     part = 0, item += gridDim.x;
     find(in, grid);
@@ -54,8 +64,8 @@ struct GradientCursor {
  private:
   __device__ __forceinline__ void find(const DeltaRuleInputs& in, const GradientGrid& grid) {
     for (; !done(grid); item += gridDim.x) {
-      number = item / static_cast<int>(in.num_heads), head = item % static_cast<int>(in.num_heads);
-      chunk = find_chunk(in, number);
+      chunk_index = item / static_cast<int>(in.num_heads), qk_head = item % static_cast<int>(in.num_heads);
+      chunk = find_chunk(in, chunk_index);
       if (chunk.count > 0) return;
     }
   }

@@ -67,9 +67,11 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
   __device__ __forceinline__ DeltaGradients(const DeltaRuleBackwardParams& params, Shared& memory)
       : Base(params, memory.grid, memory.workspace), shared(memory) {}
 
-  __device__ __forceinline__ const Rows& keys(const Cursor& at) const { return shared.k[at.chunks % Shape::kChunks]; }
+  __device__ __forceinline__ const Rows& keys(const Cursor& at) const {
+    return shared.k[at.parts_done % Shape::kChunks];
+  }
   __device__ __forceinline__ const Rows& queries(const Cursor& at) const {
-    return shared.q[at.chunks % Shape::kChunks];
+    return shared.q[at.parts_done % Shape::kChunks];
   }
 
   // Issues the copies of a step, unless the CTA is done.
@@ -78,14 +80,14 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
       if (at.slice == 0) {
         if (at.member == 0) {
           copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(keys(at)), in.k, in.k_strides, at.chunk,
-                                                           at.head, this->part(at) * kKeys, in.key_dim, thread);
+                                                           at.qk_head, this->part(at) * kKeys, in.key_dim, thread);
           copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(queries(at)), in.q, in.q_strides,
-                                                           at.chunk, at.head, this->part(at) * kKeys, in.key_dim,
+                                                           at.chunk, at.qk_head, this->part(at) * kKeys, in.key_dim,
                                                            thread);
         }
         const auto& factors = static_cast<const DeltaGradientFactors&>(workspace.terms[at.index(in, grid)]);
         if (thread < sizeof(factors) / 16)
-          ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads % Shape::kHeads]) + thread * 16,
+          ptx::cp_async_16(ptx::shared_address(&shared.factors[at.heads_done % Shape::kHeads]) + thread * 16,
                            reinterpret_cast<const char*>(&factors) + thread * 16);
       }
       this->load_slice(to, at);
@@ -105,7 +107,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     }
     if (at.slice == 0) state_dot = 0;
     if (Shape::kParts == 1 || at.last_part(grid))
-      this->store_values(stage.grad_y, at, shared.factors[at.heads % Shape::kHeads].beta);
+      this->store_values(stage.grad_y, at, shared.factors[at.heads_done % Shape::kHeads].beta);
 #pragma unroll
     for (int i = 0; i < sizeof(stage.state) / 16 / kThreads; ++i) {
       const uint4 state = (&stage.state[0][0][thread])[i * kThreads], grad = (&stage.grad[0][0][thread])[i * kThreads];
@@ -118,12 +120,12 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
   // Finishes a value head after its slices, and adds its sums to those of the head of q and k.
   __device__ __forceinline__ void finish_head(const Cursor& at, float scale, GradientSums& sums, float state_dot,
                                               Sums& dq, Sums& dk) const {
-    const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
+    const DeltaGradientFactors& factors = shared.factors[at.heads_done % Shape::kHeads];
     this->store_local(shared.p, shared.x, factors, sums.local, scale);
     if (half && p.grad_beta && this->part(at) == 0) this->store_betas(at, sums.local);
     this->scale_sums(sums, factors);
-    const float2 written = row_dot(keys(at), sums.col);
-    state_dot = lanes_sum<32>(state_dot * factors.last[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
+    const float2 written = row_dot(keys(at), sums.dk_col);
+    state_dot = lanes_sum<32>(state_dot * factors.chunk_decay[0] + (lane % 4 == 0 ? written.x + written.y : 0.f));
     if (lane == 0) shared.after[thread / 32] = state_dot;
     Products::publish();
     __syncthreads();
@@ -135,7 +137,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float first = at.member == 0 ? 0.f : dq[0][n][i], second = at.member == 0 ? 0.f : dk[0][n][i];
-        dq[0][n][i] = first + sums.queries[0][n][i], dk[0][n][i] = second + sums.read[0][n][i] + sums.col[0][n][i];
+        dq[0][n][i] = first + sums.dq[0][n][i], dk[0][n][i] = second + sums.dk_row[0][n][i] + sums.dk_col[0][n][i];
       }
     }
     __syncthreads();
@@ -144,7 +146,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
 
   // Finishes dq and dk of a chunk.
   __device__ __forceinline__ void finish_chunk(const Cursor& at, Sums& dq, Sums& dk) const {
-    const DeltaGradientFactors& factors = shared.factors[at.heads % Shape::kHeads];
+    const DeltaGradientFactors& factors = shared.factors[at.heads_done % Shape::kHeads];
     if (in.l2norm) {
       __syncthreads();  // all warps have read the sums of the value head
       store_dots(shared.q_dots, row_dot(queries(at), dq)), store_dots(shared.k_dots, row_dot(keys(at), dk));
@@ -189,7 +191,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float2 q = pair_of(queries(at), n, i), k = pair_of(keys(at), n, i);
-        const auto &of_q = sums.queries[0][n], &read = sums.read[0][n], &col = sums.col[0][n];
+        const auto &of_q = sums.dq[0][n], &read = sums.dk_row[0][n], &col = sums.dk_col[0][n];
         total[i] += q.x * of_q[2 * i] + q.y * of_q[2 * i + 1];
         total[i] += k.x * (read[2 * i] - col[2 * i]) + k.y * (read[2 * i + 1] - col[2 * i + 1]);
       }

@@ -74,7 +74,7 @@ struct DeltaGradientOutput : Shape::Products {
     for (int i = 0; i < 16 / kRows; ++i) {
       const int token = 16 * rows + i * kRows + lane / kUnits;
       const int64_t start =
-          ((at.chunk.batch * in.num_tokens + at.chunk.first + token) * in.num_heads + at.head) * in.key_dim;
+          ((at.chunk.batch * in.num_tokens + at.chunk.first + token) * in.num_heads + at.qk_head) * in.key_dim;
       const uint4 eight = ptx::load_shared_16(KeyRows::chunk(KeyRows::row(ptx::shared_address(tile), token), unit));
       const int key = part(at) * kKeys + 8 * unit;
       if (token < at.chunk.count && key < in.key_dim)

@@ -21,11 +21,11 @@ struct DeltaGradientThread {
   __device__ __forceinline__ int row() const { return 16 * rows + lane / 4; }
 };
 
-// Sums of 16 tokens and half of the keys: dq, the parts row and col of dk (`read`, `col`), and dP or X.
+// Sums of 16 tokens and half of the keys: dq, two parts of dk, and dP or X.
 template <int kKeys>
 struct DeltaGradientSums {
   using Keys = Accumulator<16, kKeys / 2>;
-  Keys queries, read, col;
+  Keys dq, dk_row, dk_col;
   Accumulator<16, kDeltaChunk> local;
 };
 
@@ -45,7 +45,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
     constexpr int kBytes = sizeof(stage.grad_o[0]);
     const LeftRows<kBytes> outs(ptx::shared_address(stage.grad_o), 16 * rows);
     const LeftRows<kBytes> values(ptx::shared_address(stage.grad_y), 16 * rows);
-    if (first) sums.queries.clear(), sums.read.clear(), sums.col.clear(), sums.local.clear();
+    if (first) sums.dq.clear(), sums.dk_row.clear(), sums.dk_col.clear(), sums.local.clear();
 #pragma unroll
     for (int step = 0; step < Stage::kStrips; ++step) {
       uint32_t out[1][4], value[1][4], u[1][4], local_a[1][4], r[4];
@@ -66,8 +66,8 @@ struct DeltaWarpGradients : DeltaGradientThread {
         load_block<true>(s, ptx::shared_address(stage.state[step][half * kPairs + pair]));
         load_block<true>(r, ptx::shared_address(stage.grad[step][half * kPairs + pair]));
         const uint32_t state[2][2] = {{s[0], s[1]}, {s[2], s[3]}}, grad[2][2] = {{r[0], r[1]}, {r[2], r[3]}};
-        sums.queries.template add<T>(out, state, pair), sums.read.template add<T>(value, state, pair);
-        sums.col.template add<T>(u, grad, pair);
+        sums.dq.template add<T>(out, state, pair), sums.dk_row.template add<T>(value, state, pair);
+        sums.dk_col.template add<T>(u, grad, pair);
       }
     }
   }
@@ -91,7 +91,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
           keys.load(b, m, half * (kKeys / 16) + 2 * pair);
-          sums.queries.template add<T>(p_block, b, pair), sums.read.template add<T>(x_block, b, pair);
+          sums.dq.template add<T>(p_block, b, pair), sums.dk_row.template add<T>(x_block, b, pair);
         }
       }
       if (m >= rows) {
@@ -101,9 +101,9 @@ struct DeltaWarpGradients : DeltaGradientThread {
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {
           queries.load(b, m, half * (kKeys / 16) + 2 * pair);
-          sums.col.template add<T>(p_block, b, pair);
+          sums.dk_col.template add<T>(p_block, b, pair);
           keys.load(b, m, half * (kKeys / 16) + 2 * pair);
-          sums.col.template add<T>(x_block, b, pair);
+          sums.dk_col.template add<T>(x_block, b, pair);
         }
       }
     }
@@ -122,7 +122,7 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
 
   __device__ __forceinline__ static void wait(Sums& sums) {
     ptx::warpgroup_wait<0>();
-    ptx::warpgroup_hold(flat(sums.queries)), ptx::warpgroup_hold(flat(sums.read)), ptx::warpgroup_hold(flat(sums.col));
+    ptx::warpgroup_hold(flat(sums.dq)), ptx::warpgroup_hold(flat(sums.dk_row)), ptx::warpgroup_hold(flat(sums.dk_col));
     ptx::warpgroup_hold(flat(sums.local));
   }
   // Makes this thread's stores and copies visible to wgmma. Called before the barrier.
@@ -143,9 +143,9 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
       const uint64_t by = Tile::k_contiguous_step(step), r_by = step * sizeof(stage.r[0]) >> 4;
       const uint64_t state_by = step * sizeof(stage.state[0]) >> 4;
       const bool accumulate = step > 0 || !first;
-      Keys::template ss<kType, true>(flat(sums.queries), outs + by, state + state_by, accumulate);
-      Keys::template ss<kType, true>(flat(sums.read), values + by, state + state_by, accumulate);
-      Keys::template ss<kType, true, true>(flat(sums.col), r + r_by, grad + state_by, accumulate);
+      Keys::template ss<kType, true>(flat(sums.dq), outs + by, state + state_by, accumulate);
+      Keys::template ss<kType, true>(flat(sums.dk_row), values + by, state + state_by, accumulate);
+      Keys::template ss<kType, true, true>(flat(sums.dk_col), r + r_by, grad + state_by, accumulate);
       ptx::Wgmma<kDeltaChunk>::template ss<kType, true>(flat(sums.local), local_a + by, r + r_by, accumulate);
     }
     ptx::warpgroup_commit();
@@ -167,10 +167,10 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const uint64_t by = Tile::n_contiguous_step(step), left_by = Tile::k_contiguous_step(step);
-      Keys::template ss<kType, true>(flat(sums.queries), Tile::k_contiguous(p_start) + left_by, keys + by, true);
-      Keys::template ss<kType, true>(flat(sums.read), Tile::k_contiguous(x_start) + left_by, keys + by, true);
-      Keys::template ss<kType, true, true>(flat(sums.col), Tile::n_contiguous(p_start) + by, queries + by, true);
-      Keys::template ss<kType, true, true>(flat(sums.col), Tile::n_contiguous(x_start) + by, keys + by, true);
+      Keys::template ss<kType, true>(flat(sums.dq), Tile::k_contiguous(p_start) + left_by, keys + by, true);
+      Keys::template ss<kType, true>(flat(sums.dk_row), Tile::k_contiguous(x_start) + left_by, keys + by, true);
+      Keys::template ss<kType, true, true>(flat(sums.dk_col), Tile::n_contiguous(p_start) + by, queries + by, true);
+      Keys::template ss<kType, true, true>(flat(sums.dk_col), Tile::n_contiguous(x_start) + by, keys + by, true);
     }
     ptx::warpgroup_commit();
   }

@@ -59,7 +59,7 @@ struct DeltaRecomputeStage : DeltaKeyRows<Shape, Shape::kChannels> {
   using Staging = DeltaResidualStaging<Shape>;
   static constexpr int kTailBytes = kDeltaTailBytes<Shape, Staging>;
   alignas(128) typename Shape::Values v;
-  typename Shape::TermsOfZ terms;
+  typename Shape::TermsWithoutP terms;
 };
 
 template <typename Shape>
@@ -119,7 +119,7 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
       pack_operand_a<T>(residuals[m], r[0][2 * m], r[0][2 * m + 1]);
       this->scale_tokens(r, m, terms.beta);
     }
-    this->pack_scaled(left, r, terms.write);
+    this->pack_scaled(left, r, terms.update_decay);
     char* const to = workspace.residuals + index * workspace.residual_bytes + strip * sizeof(staging->r);
     const bool first = inside && this->part == 0;
     if constexpr (Shape::kWgmma) {
@@ -195,7 +195,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     Products::template wait<1>(du, a);
     this->template reduce_key_parts<true>(du, part_sums);
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scale_tokens(du, m, terms.write);
+    for (int m = 0; m < kSteps; ++m) this->scale_tokens(du, m, terms.update_decay);
     Products::template wait<0>(output_terms, grad);
 #pragma unroll
     for (int n = 0; n < Base::Sums::kN; ++n) {
@@ -205,14 +205,14 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     this->pack_scaled(left, du, terms.beta);
     Products::template multiply<false>(du, left, terms.z);  // dy
     this->decay(state, stage);
-    this->scale_values(grad, terms.out);
+    this->scale_values(grad, terms.q_decay);
     Products::write(state, grad, this->key_part(stage.q));
     Products::template wait<1>(du, left);
     typename Base::Sums values = du;  // dV
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(values, m, terms.beta);
-      this->pack_scaled(left[m], values, m, terms.read, -1.f);
+      this->pack_scaled(left[m], values, m, terms.k_decay, -1.f);
     }
     Products::write(state, left, this->key_part(stage.k));
     if (Shape::kParts == 1 || this->part == 0) {

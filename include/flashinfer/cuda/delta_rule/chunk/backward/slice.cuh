@@ -114,7 +114,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     for (int i = 0; i < 2; ++i) {
       const int token = row() + 8 * i;
       const float by = factors[token] * factors[token] * (i ? all.y : all.x);
-      const T* rows_of_x = static_cast<const T*>(x) + strides.at(at.chunk.batch, at.chunk.first + token, at.head);
+      const T* rows_of_x = static_cast<const T*>(x) + strides.at(at.chunk.batch, at.chunk.first + token, at.qk_head);
 #pragma unroll
       for (int n = 0; n < Sums::kN; ++n) {
         const int key = at.part * Shape::kKeys + half * (Shape::kKeys / 2) + 8 * n + lane % 4 * 2;
@@ -129,9 +129,11 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
   // Multiplies the sums of all slices by their factors outside Gam.
   __device__ __forceinline__ void scale_sums(GradientSums& sums, const DeltaGradientFactors& factors) const {
     const int upper = row(), lower = row() + 8;
-    scale_rows(sums.queries, factors.out[upper], factors.out[lower]);
-    scale_rows(sums.read, -factors.read[upper] * factors.beta[upper], -factors.read[lower] * factors.beta[lower]);
-    scale_rows(sums.col, factors.write[upper] * factors.beta[upper], factors.write[lower] * factors.beta[lower]);
+    scale_rows(sums.dq, factors.q_decay[upper], factors.q_decay[lower]);
+    scale_rows(sums.dk_row, -factors.k_decay[upper] * factors.beta[upper],
+               -factors.k_decay[lower] * factors.beta[lower]);
+    scale_rows(sums.dk_col, factors.update_decay[upper] * factors.beta[upper],
+               factors.update_decay[lower] * factors.beta[lower]);
   }
 
  private:

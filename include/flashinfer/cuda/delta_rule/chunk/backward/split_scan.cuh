@@ -67,8 +67,9 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
       const DeltaTerms& from = workspace.terms[this->index(number)];
       this->copy_keys(to.k, in.k, in.k_strides, this->chunk(number));
       this->copy_bytes(&to.terms.z, &from.z, sizeof(from.z));
-      this->copy_bytes(&to.terms.read, &from.read, sizeof(from.read) + sizeof(from.beta));
-      this->copy_bytes(&to.terms.write, &from.write, sizeof(from.write) + sizeof(from.last));
+      this->copy_bytes(&to.terms.k_decay, &from.k_decay, sizeof(from.k_decay) + sizeof(from.beta));
+      this->copy_bytes(&to.terms.update_decay, &from.update_decay,
+                       sizeof(from.update_decay) + sizeof(from.chunk_decay));
     }
     if (number > 0) {
       const DeltaChunk next = this->chunk(number - 1);
@@ -77,7 +78,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
       this->copy_keys(to.q, in.q, in.q_strides, next);
       this->copy_values(to.grad, p.grad_o, {in.num_tokens * heads * values, heads * values, values}, next);
       this->copy_bytes(&to.terms.p, &from.p, sizeof(from.p));
-      this->copy_bytes(&to.terms.out, &from.out, sizeof(from.out));
+      this->copy_bytes(&to.terms.q_decay, &from.q_decay, sizeof(from.q_decay));
     }
   }
 
@@ -93,19 +94,19 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     });
 #pragma unroll
     for (int n = 0; n < Base::Sums::kN; ++n) {
-      const float2 by = this->of_tokens(terms.write, n);
+      const float2 by = this->of_tokens(terms.update_decay, n);
       add(du[0][n], by, exchange.outputs[warp][n][lane]);
     }
     this->pack_scaled(left, du, terms.beta);
     Products::template multiply<false>(du, left, terms.z);  // dy
-    const float2 last = make_float2(terms.last[0], terms.last[0]);
+    const float2 last = make_float2(terms.chunk_decay[0], terms.chunk_decay[0]);
 #pragma unroll
     for (int n = 0; n < State::kN; ++n) add(state[0][n], last, exchange.added[warp][n][lane]);
     Products::write(state, left, stage.k, [&](int m) {
       pack_finite_operand_a<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
       exchange.dy[warp][m][lane] = as_vector(left[m]);
       this->scale_tokens(du, m, terms.beta);
-      this->pack_scaled(left[m], du, m, terms.read, -1.f);
+      this->pack_scaled(left[m], du, m, terms.k_decay, -1.f);
     });
   }
 
@@ -118,7 +119,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     Products::template multiply<false, true>(outputs, grad, stage.terms.p);
 #pragma unroll
     for (int n = 0; n < Base::Sums::kN; ++n) exchange.outputs[warp][n][lane] = as_float4(outputs[0][n]);
-    this->scale_values(grad, stage.terms.out);
+    this->scale_values(grad, stage.terms.q_decay);
     added.clear();
     Products::write(added, grad, stage.q);
 #pragma unroll

@@ -62,12 +62,12 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
         load_local(p_row, p_start, i), load_local(x_row, x_start, i);
         const float k = to_float(element(shared.k, row, channel()));
         decay *= a[i];
-        float dq = decay * shared.queries[row][channel()] + p_row[i] * k;
-        float read = decay * shared.read[row][channel()];
+        float dq = decay * shared.dq[row][channel()] + p_row[i] * k;
+        float read = decay * shared.dk_row[row][channel()];
 #pragma unroll
         for (int j = 0; j < i; ++j) w[j] *= a[i], dq += p_row[j] * w[j], read += x_row[j] * w[j];
         w[i] = k;
-        shared.queries[row][channel()] = dq, shared.read[row][channel()] = read;
+        shared.dq[row][channel()] = dq, shared.dk_row[row][channel()] = read;
       }
       decay = 1;
       float row_dot = 0;
@@ -79,11 +79,11 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
         float p_row[16], x_row[16];
         load_local(p_row, p_start, i), load_local(x_row, x_start, i);
         const float k = to_float(element(shared.k, row, channel())), q = to_float(element(shared.q, row, channel()));
-        const float dq = shared.queries[row][channel()], read = shared.read[row][channel()];
-        const float col = decay * shared.col[row][channel()] + w[i] + p_row[i] * q;
+        const float dq = shared.dq[row][channel()], read = shared.dk_row[row][channel()];
+        const float col = decay * shared.dk_col[row][channel()] + w[i] + p_row[i] * q;
         row_dot += q * dq + k * (read - col);
-        shared.col[row][channel()] = row_dot;
-        shared.read[row][channel()] = read + col;
+        shared.dk_col[row][channel()] = row_dot;
+        shared.dk_row[row][channel()] = read + col;
 #pragma unroll
         for (int j = 0; j < i; ++j) w[j] = a[i] * (w[j] + p_row[j] * q + x_row[j] * k);
         decay *= a[i];
@@ -96,7 +96,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     float* sums = workspace.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4
     for (int row = thread / kKeys; row < kDeltaChunk; row += kThreads / kKeys) {
-      float &dq = shared.queries[row][channel()], &dk = shared.read[row][channel()];
+      float &dq = shared.dq[row][channel()], &dk = shared.dk_row[row][channel()];
       float* to = sums + row * (2 * kKeys);
       if (at.member > 0) dq += to[0], dk += to[kKeys];
       if (!at.last_member(grid)) to[0] = dq, to[kKeys] = dk;
@@ -120,13 +120,14 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       for (int i = 0; i < 16; ++i) {
         const int row = 16 * block_of(task) + i;
         if (row < at.chunk.count)
-          static_cast<float*>(p.grad_gk)[token(row, at) * in.key_dim + channel()] = after + shared.col[row][channel()];
+          static_cast<float*>(p.grad_gk)[token(row, at) * in.key_dim + channel()] =
+              after + shared.dk_col[row][channel()];
       }
     }
   }
   __device__ __forceinline__ void store(const Cursor& at) const {
-    store(p.grad_q, at, shared.queries, shared.q, shared.factors.q_factor);
-    store(p.grad_k, at, shared.read, shared.k, shared.factors.k_factor);
+    store(p.grad_q, at, shared.dq, shared.q, shared.factors.q_factor);
+    store(p.grad_k, at, shared.dk_row, shared.k, shared.factors.k_factor);
   }
 
  private:
@@ -167,7 +168,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
                                         const float (&factors)[kDeltaChunk]) const {
     const int row = thread / 4;
     const uint32_t start = KeyRows::row(ptx::shared_address(tile), row);
-    const int64_t token = (at.chunk.batch * in.num_tokens + at.chunk.first + row) * in.num_heads + at.head;
+    const int64_t token = (at.chunk.batch * in.num_tokens + at.chunk.first + row) * in.num_heads + at.qk_head;
     float row_dot = 0;
     if (in.l2norm) {
 #pragma unroll

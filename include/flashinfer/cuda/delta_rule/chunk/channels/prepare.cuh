@@ -274,9 +274,9 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     DeltaGradientFactors& factors = to;
     const int i = thread % kDeltaChunk;
     if (thread < kDeltaChunk) {
-      factors.read[i] = factors.write[i] = factors.k_factor[i] = shared.k_factor[i], factors.sums[i] = 0;
+      factors.k_decay[i] = factors.update_decay[i] = factors.k_factor[i] = shared.k_factor[i], factors.sums[i] = 0;
     } else {
-      factors.beta[i] = shared.beta[i], factors.out[i] = scale * shared.q_factor[i];
+      factors.beta[i] = shared.beta[i], factors.q_decay[i] = scale * shared.q_factor[i];
       factors.q_factor[i] = shared.q_factor[i];
     }
   }

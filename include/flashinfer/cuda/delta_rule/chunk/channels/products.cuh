@@ -35,7 +35,7 @@ struct DeltaChannelGradientsShared {
       Rows written_k;       // k times the decays from the row to the end of the block
     };
     struct {
-      Sums queries, read, col;  // later dq, dk, and the terms of dg
+      Sums dq, dk_row, dk_col;  // later dk_row is dk, and dk_col the terms of dg
     };
   };
   typename Shape::Products::Matrix p, x;  // dP, and X
@@ -117,7 +117,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
       const float2 upper = pair_of(shared.written_k, n, 0), lower = pair_of(shared.written_k, n, 1);
-      const auto& col = sums.col[0][n];
+      const auto& col = sums.dk_col[0][n];
       float first = upper.x * col[0] + lower.x * col[2], second = upper.y * col[1] + lower.y * col[3];
 #pragma unroll
       for (int by = 4; by < 32; by *= 2) {
@@ -131,14 +131,14 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
     __syncthreads();
     add_blocks(sums);
     __syncthreads();
-    put(shared.queries, sums.queries), put(shared.read, sums.read), put(shared.col, sums.col);
+    put(shared.dq, sums.dq), put(shared.dk_row, sums.dk_row), put(shared.dk_col, sums.dk_col);
     __syncthreads();
   }
 
  private:
   __device__ __forceinline__ void copy_keys(Rows& to, const void* from, const TokenStrides& strides,
                                             const Cursor& at) const {
-    copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(to), from, strides, at.chunk, at.head, 0,
+    copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(to), from, strides, at.chunk, at.qk_head, 0,
                                                      in.key_dim, thread);
   }
   // Adds the terms between blocks, and multiplies by the decays of whole blocks.
@@ -154,11 +154,11 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       uint32_t p_block[1][4], x_block[1][4], b[2][2];
       load_block_a<false>(p_block[0], ptx::shared_address(shared.p[DeltaMatrices::block(rows, m)]));
       load_block_a<false>(x_block[0], ptx::shared_address(shared.x[DeltaMatrices::block(rows, m)]));
-      scale_channels(sums.queries, shared.blocks[m]), scale_channels(sums.read, shared.blocks[m]);
+      scale_channels(sums.dq, shared.blocks[m]), scale_channels(sums.dk_row, shared.blocks[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         written_k.load(b, m, first + 2 * pair);
-        sums.queries.template add<T>(p_block, b, pair), sums.read.template add<T>(x_block, b, pair);
+        sums.dq.template add<T>(p_block, b, pair), sums.dk_row.template add<T>(x_block, b, pair);
       }
     }
 #pragma unroll
@@ -167,13 +167,13 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       uint32_t p_block[1][4], x_block[1][4], b[2][2];
       load_block<true>(p_block[0], ptx::shared_address(shared.p[DeltaMatrices::block(m, rows)]));
       load_block<true>(x_block[0], ptx::shared_address(shared.x[DeltaMatrices::block(m, rows)]));
-      scale_channels(sums.col, shared.blocks[m]);
+      scale_channels(sums.dk_col, shared.blocks[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         read_q.load(b, m, first + 2 * pair);
-        sums.col.template add<T>(p_block, b, pair);
+        sums.dk_col.template add<T>(p_block, b, pair);
         read_k.load(b, m, first + 2 * pair);
-        sums.col.template add<T>(x_block, b, pair);
+        sums.dk_col.template add<T>(x_block, b, pair);
       }
     }
   }

@@ -55,7 +55,7 @@ struct DeltaForwardScan : DeltaScan<Shape> {
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(r, m, terms.beta);
       pack_operand_a<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
-      this->pack_scaled(write[m], r, m, terms.write);
+      this->pack_scaled(write[m], r, m, terms.update_decay);
     }
     this->decay(state, stage);
     Products::write(state, write, this->key_part(stage.written()));
@@ -66,7 +66,7 @@ struct DeltaForwardScan : DeltaScan<Shape> {
       return;
     }
 #pragma unroll
-    for (int m = 0; m < kSteps; ++m) this->scale_tokens(o, m, terms.out);
+    for (int m = 0; m < kSteps; ++m) this->scale_tokens(o, m, terms.q_decay);
     Products::template multiply<true>(o, u, terms.p);
     Products::template wait<0>(o, u, state, write);
     this->store(p.o, stage.v, this->chunk(number), o);

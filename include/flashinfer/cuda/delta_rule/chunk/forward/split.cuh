@@ -51,7 +51,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
       pack_operand_a<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
       to.state[warp][i][lane] = as_vector(a[i]);
     });
-    this->subtract_from_values(r, stage.v, terms.read);
+    this->subtract_from_values(r, stage.v, terms.k_decay);
     this->pack_scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
     this->decay(state, stage);
@@ -59,7 +59,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
       this->scale_tokens(r, m, terms.beta);
       pack_operand_a<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
       to.u[warp][m][lane] = as_vector(left[m]);
-      this->pack_scaled(left[m], r, m, terms.write);
+      this->pack_scaled(left[m], r, m, terms.update_decay);
     });
   }
 
@@ -70,7 +70,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     Products::read(o, a, stage.q, [&](int i) { from_vector(a[i], from.state[warp][i][lane]); });
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
-      this->scale_tokens(o, m, stage.terms.out);
+      this->scale_tokens(o, m, stage.terms.q_decay);
       from_vector(u[m], from.u[warp][m][lane]);
     }
     Products::template multiply<true>(o, u, stage.terms.p);

@@ -63,7 +63,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     Products::template wait<0>(r, left);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(r, m, terms.beta);
-    this->pack_scaled(left, r, terms.write);
+    this->pack_scaled(left, r, terms.update_decay);
     Products::write(state, left, this->key_part(stage.written()));
     typename Base::OperandA u;
 #pragma unroll
@@ -86,7 +86,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     }
     ptx::warpgroup_commit();
     const int row = 16 * warp + lane / 4;
-    const float upper = stage.terms.out[row], lower = stage.terms.out[row + 8];
+    const float upper = stage.terms.q_decay[row], lower = stage.terms.q_decay[row + 8];
     Products::template wait<0>(o);
 #pragma unroll
     for (int n = 0; n < DeltaSums16::kN; ++n)
