@@ -126,7 +126,7 @@ def single_decode_with_kv_cache(
     logits = logits_of(
         op, q.shape[1], pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
     )
-    _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), NON_CAUSAL, logits)
+    _CALLS.bind(q, k, v, options, layout_of(op, kv_layout), NON_CAUSAL, logits)
     result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
     if result is not None:
         return result

@@ -139,7 +139,7 @@ def single_prefill_with_kv_cache(
     if wanted(q, k, v):
         return single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     if options is not None:
-        _CALLS.keep(q, k, v, options, layout_of(op, kv_layout), mode, logits, backend)
+        _CALLS.bind(q, k, v, options, layout_of(op, kv_layout), mode, logits, backend)
         result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)
         if result is not None:
             return result

@@ -14,13 +14,13 @@ from .._ops.arguments import check_as_planned, check_items
 from .._ops.numbers import check_option, positive, whole
 from .._ops.tensors import check_count, check_tensor
 from ..errors import UnsupportedError
-from .plan import Cut
+from .plan import SplitRule
 from .tables import INT32_MAX
 
 _BLOCK_TABLES = Reason("kernels that read block tables", "pass pages as indptr and indices")
 
 
-def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int) -> Cut:
+def split_rule_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int) -> SplitRule:
     """Return the rule of ``fixed_split_size`` (pages) and ``disable_split_kv``.
 
     The second one has priority.
@@ -29,8 +29,8 @@ def cut_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None,
     if size != -1:
         positive(op, "fixed_split_size", size)
     if disable_split_kv:
-        return Cut(split=False)
-    return Cut(kv_chunk=min(size * page_size, INT32_MAX) if size > 0 else 0)
+        return SplitRule(split=False)
+    return SplitRule(kv_chunk=min(size * page_size, INT32_MAX) if size > 0 else 0)
 
 
 def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object, **hints: object) -> None:

@@ -214,7 +214,7 @@ class BoundCalls:
             return None
         return bound.call(q, k, v, scales, None, None, return_lse, sm_scale)
 
-    def keep(
+    def bind(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...], layout: int,
         mask_mode: int, logits: Logits, backend: str = "auto",
     ) -> None:  # fmt: skip

@@ -15,7 +15,7 @@ from .._ops.arguments import check_as_planned, check_present
 from .._ops.indices import check_offsets
 from .._ops.numbers import check_range
 from ..utils import canonicalize_torch_dtype
-from .accepted import check_kv_lens, cut_of
+from .accepted import check_kv_lens, split_rule_of
 from .arguments import CAUSAL, NON_CAUSAL, POS_ENCODINGS
 from .lists import Scheduler
 from .plan import Options, Plan
@@ -199,10 +199,10 @@ def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
     causal = options.causal if given.causal is None else CAUSAL if given.causal else NON_CAUSAL
     if wrapper._q_len_per_req > 1 or wrapper._family == "decode":
         causal = options.causal
-    cut = requests.cut
+    split_rule = requests.split_rule
     if given.fixed_split_size is not None or given.disable_split_kv:
-        cut = cut_of(op, given.fixed_split_size, given.disable_split_kv, given.page_size)
-    wrapper._replan(requests._replace(batch=batch, cut=cut), Options(logits, causal))
+        split_rule = split_rule_of(op, given.fixed_split_size, given.disable_split_kv, given.page_size)
+    wrapper._replan(requests._replace(batch=batch, split_rule=split_rule), Options(logits, causal))
     return wrapper._plan_info or []
 
 

@@ -35,7 +35,7 @@ class Events(Attached):
         Raises:
             ValueError, TypeError: a buffer that is missing, unexpected or of another kind.
         """
-        chosen = self.given(buffer, operators.profiler)
+        chosen = self.buffer_of_run(buffer, operators.profiler)
         self.buffer = next(iter(checked_buffer(op, chosen, operators.profiler, device)), None)
 
 

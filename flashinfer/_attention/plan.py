@@ -31,7 +31,7 @@ class NoCopies:
         raise TypeError(f"{name}: got a copy of a wrapper, wanted a new one: two wrappers would share one plan")
 
 
-class Cut(NamedTuple):
+class SplitRule(NamedTuple):
     """Rule of a plan for splitting keys."""
 
     split: bool = True
@@ -46,7 +46,7 @@ class Cut(NamedTuple):
         return not self.split or self.kv_chunk > 0
 
 
-BALANCED = Cut()
+BALANCED = SplitRule()
 
 
 class Options(NamedTuple):
@@ -81,8 +81,8 @@ class Requests(NamedTuple):
     masks: MaskTensors
     page_size: int | None  # None: ragged keys
     kv_layout: int
-    given: Shape | None = None  # shape of the caller's float64 tensors, for gradient checks without a kernel
-    cut: Cut = BALANCED
+    run_shape: Shape | None = None  # shape of the caller's float64 tensors, for gradient checks without a kernel
+    split_rule: SplitRule = BALANCED
 
     def mask_mode(self, options: Options) -> int:
         return options.causal if self.masks.mode is None else self.masks.mode
@@ -108,7 +108,7 @@ class Plan(NamedTuple):
     @property
     def shape(self) -> Shape:
         """Return the shape of the runs."""
-        return self.requests.given or self.requests.shape
+        return self.requests.run_shape or self.requests.shape
 
     @property
     def batch(self) -> Batch:
@@ -161,7 +161,7 @@ def make_plan(
     else:
         parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
     bound = None
-    if isinstance(parameters, Parameters) and requests.given is None and not operators.profiler:
+    if isinstance(parameters, Parameters) and requests.run_shape is None and not operators.profiler:
         if former is not None and former.bound is not None and same_calls:
             bound = former.bound
             bound.rebind(arguments, lists, batch.rows, batch.kv_rows)
@@ -197,7 +197,7 @@ def _same_memory(former: Plan, requests: Requests, lists: Lists) -> bool:
         and batch.kv_indices is before.kv_indices
         and batch.rows == before.rows
         and batch.kv_rows == before.kv_rows
-        and requests.given is former.requests.given
+        and requests.run_shape is former.requests.run_shape
     )
 
 

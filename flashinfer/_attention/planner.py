@@ -20,7 +20,7 @@ from .kernels import FEW_ROWS, CallProperties, choose
 from .lists import HostPlan, Shape
 from .masks import NO_MASK_REQUEST, NO_MASKS, MaskTensors, masks_of
 from .operators import Operators, builtin_operators, named
-from .plan import Cut, Extent, Options, Plan, Requests, make_plan
+from .plan import Extent, Options, Plan, Requests, SplitRule, make_plan
 from .request import PlanRequest, bad_tables, key_tables, near_tables
 from .signature import HostTables, PlanNumbers
 from .tables import Batch, Tables, refuse_graph
@@ -68,8 +68,8 @@ class Planner(EngineContract):
         extent = Extent(
             (options.causal if mode is None else mode) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1)
         )
-        operators = self._operators(shape, options, mode, mean, kind.cut)
-        host_plan = self._make(operators, shape, extent, kind.cut, kind.page_size or 0, near)
+        operators = self._operators(shape, options, mode, mean, kind.split_rule)
+        host_plan = self._make(operators, shape, extent, kind.split_rule, kind.page_size or 0, near)
         if host_plan is None:
             bad_tables(request, near)
         rows, row_start, kv_rows, kv_start, kv_end = host_plan.extent
@@ -85,7 +85,7 @@ class Planner(EngineContract):
         masks = NO_MASKS
         if mode is not None:
             masks = masks_of(tables, batch, request.masks, prefix_len, self._use_cuda_graph)
-        requests = Requests(batch, shape, masks, kind.page_size, self._layout, request.run_shape, kind.cut)
+        requests = Requests(batch, shape, masks, kind.page_size, self._layout, request.run_shape, kind.split_rule)
         self._keep(self._write(host_plan, requests, options, extent, operators))
         tables.commit()
 
@@ -105,7 +105,7 @@ class Planner(EngineContract):
         batch, shape = requests.batch, requests.shape
         operators = self._operators_of(requests, options)
         near = HostTables(batch.qo_indptr, batch.kv_lens)
-        host_plan = self._make(operators, shape, extent, requests.cut, 0, near)
+        host_plan = self._make(operators, shape, extent, requests.split_rule, 0, near)
         if host_plan is None:
             raise ValueError(f"{self._name}.plan: got negative lengths, or offsets that are negative or fall")
         requests = requests._replace(batch=self._keep_tables(batch))
@@ -120,18 +120,24 @@ class Planner(EngineContract):
         return batch._replace(kv_indptr=indptr.clone(), kv_indices=None if indices is None else indices.clone())
 
     def _make(
-        self, operators: Operators, shape: Shape, extent: Extent, cut: Cut, page_size: int, near: HostTables
+        self,
+        operators: Operators,
+        shape: Shape,
+        extent: Extent,
+        split_rule: SplitRule,
+        page_size: int,
+        near: HostTables,
     ) -> HostPlan | None:
         planned = self._planned
         if planned is not None and planned.operators.kernels != operators.kernels:
             self._scheduler.bounds = None  # they belong to other kernels
         # Rows of a tile must not depend on the batch. Other kernels choose them, or have one size only.
-        is_fixed = cut.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
-        key = (shape, extent, cut, page_size, operators.variant, is_fixed, self._scheduler.device_index)
+        is_fixed = split_rule.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
+        key = (shape, extent, split_rule, page_size, operators.variant, is_fixed, self._scheduler.device_index)
         if self._plan_numbers is None or self._plan_numbers[0] != key:
             self._plan_numbers = key, shape.plan_numbers(
                 int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
-                FIXED_TILE_ROWS if is_fixed else 0, int(cut.split), cut.kv_chunk, operators.variant, page_size,
+                FIXED_TILE_ROWS if is_fixed else 0, int(split_rule.split), split_rule.kv_chunk, operators.variant, page_size,
             )  # fmt: skip
         return self._scheduler.make(operators.plan, self._plan_numbers[1], near)
 
@@ -178,21 +184,32 @@ class Planner(EngineContract):
     def _operators_of(self, requests: Requests, options: Options) -> Operators:
         batch = requests.batch
         mean = (batch.rows - batch.row_start) / max(batch.kv_lens.numel(), 1)
-        return self._operators(requests.shape, options, requests.masks.mode, mean, requests.cut)
+        return self._operators(requests.shape, options, requests.masks.mode, mean, requests.split_rule)
 
-    def _operators(self, shape: Shape, options: Options, mode: int | None, mean: float, cut: Cut) -> Operators:
+    def _operators(
+        self, shape: Shape, options: Options, mode: int | None, mean: float, split_rule: SplitRule
+    ) -> Operators:
         """Return the operators of a plan. ``mode``: mask mode other than causal. ``mean``: mean queries of a request."""
         logits, group = options.logits, shape.num_qo_heads // shape.num_kv_heads
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
         rows, events = int(mean * group), self._events
         planned, bounds = self._planned, self._scheduler.bounds
-        key = (shape, options, mode, rows <= FEW_ROWS, cut, self._backend, events.wanted, events.attached is None)
+        key = (
+            shape,
+            options,
+            mode,
+            rows <= FEW_ROWS,
+            split_rule,
+            self._backend,
+            events.wanted,
+            events.attached is None,
+        )
         if self._chosen is None or self._chosen[0] != key:
             call = CallProperties(
                 self._family, self.device, dtypes, head_dims, logits.pos_encoding_mode, logits.logits_soft_cap > 0,
                 options.causal if mode is None else mode, group,
             )  # fmt: skip
-            backend = "fa2" if cut.is_fixed and self._backend == "auto" else self._backend
+            backend = "fa2" if split_rule.is_fixed and self._backend == "auto" else self._backend
             self._chosen = key, (call, self._kernels(backend, call, rows), variant_of(logits)), self._custom
         _, chosen, operators = self._chosen
         if operators is not None and (bounds is None or planned is None or planned.operators is operators):

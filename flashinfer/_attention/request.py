@@ -13,11 +13,11 @@ import torch
 
 from .._ops.indices import check_offsets
 from .._ops.numbers import positive
-from .accepted import cut_of
+from .accepted import split_rule_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .lists import HostPlan, Scheduler, Shape
 from .masks import NO_MASK_REQUEST, MaskRequest
-from .plan import Cut, Options
+from .plan import Options, SplitRule
 from .signature import HostTables
 from .tables import Tables, check_batch_size, check_pages, on_host, refuse_graph
 
@@ -42,7 +42,7 @@ class PlanKind(NamedTuple):
 
     shape: Shape
     options: Options
-    cut: Cut
+    split_rule: SplitRule
     page_size: int | None  # None: ragged keys
 
 
@@ -85,8 +85,8 @@ def _kind_of(op: str, causal: bool, *values: Any) -> PlanKind:
     shape = Shape.of(op, *sizes, *dtypes)
     checked = logits_of(op, shape.head_dim_qk, *logits)
     size = positive(op, "page_size", *page_size) if page_size else None
-    cut = cut_of(op, fixed_split_size, disable_split_kv, 1 if size is None else size)
-    return PlanKind(shape, Options(checked, CAUSAL if causal else NON_CAUSAL), cut, size)
+    split_rule = split_rule_of(op, fixed_split_size, disable_split_kv, 1 if size is None else size)
+    return PlanKind(shape, Options(checked, CAUSAL if causal else NON_CAUSAL), split_rule, size)
 
 
 def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:

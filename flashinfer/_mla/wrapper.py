@@ -187,7 +187,10 @@ class MlaWrapper(NoCopies):
         q_nope, q_pe = rows_of(q_nope), rows_of(q_pe)
         rows = q_nope.shape[:2]
         events = checked_buffer(
-            op, self._events.given(profiler_buffer, planned.operators.profiler), planned.operators.profiler, self.device
+            op,
+            self._events.buffer_of_run(profiler_buffer, planned.operators.profiler),
+            planned.operators.profiler,
+            self.device,
         )
         if out is None:
             out = torch.empty((*rows, HEAD_DIM_CKV), dtype=planned.dtype, device=q_nope.device)

@@ -83,7 +83,7 @@ class Attached:
 
     attached: torch.Tensor | None = None
 
-    def given(self, buffer: torch.Tensor | None, profiler: bool) -> torch.Tensor | None:
+    def buffer_of_run(self, buffer: torch.Tensor | None, profiler: bool) -> torch.Tensor | None:
         """Return the buffer of a run, for kernels with or without events."""
         return self.attached if buffer is None and profiler else buffer
 

@@ -144,13 +144,19 @@ def run(options: argparse.Namespace) -> int:
 def chosen(options: argparse.Namespace) -> bool:
     """Return whether an option selects modules, targets or a directory, which named modules do not accept."""
     parts = (options.backend, options.cuda_arch, options.cpu_arch, options.families, options.specs, options.shard)
-    rest = (options.report, options.cluster, options.dry_run, given(options), options.out_dir != env.default_aot_dir())
+    rest = (
+        options.report,
+        options.cluster,
+        options.dry_run,
+        axis_values(options),
+        options.out_dir != env.default_aot_dir(),
+    )
     return any(parts) or any(rest)
 
 
 def check(options: argparse.Namespace) -> None:
     """Raise ``UsageError`` for options that contradict each other."""
-    if options.specs is not None and (options.families or given(options)):
+    if options.specs is not None and (options.families or axis_values(options)):
         words = " ".join(["--families", *(axis.option for axis in axes())])
         raise UsageError(f"--specs: the file selects the modules: none of {words} can be added")
     if options.report is not None and (options.dry_run or not options.report.absolute().parent.is_dir()):
@@ -171,7 +177,7 @@ def fleet_of(options: argparse.Namespace) -> AbstractContextManager[Fleet | None
     return Fleet(options.cluster, 60.0 if options.cluster_wait is None else options.cluster_wait)
 
 
-def given(options: argparse.Namespace) -> dict[str, Values]:
+def axis_values(options: argparse.Namespace) -> dict[str, Values]:
     """Return the values of the axes that options name."""
     values = {axis.name: getattr(options, axis.name) for axis in axes()}
     return {name: value for name, value in values.items() if value is not None}
@@ -203,7 +209,7 @@ def requests_of(options: argparse.Namespace, make: Callable[[Spec, Path, Target]
         specs = [(one.spec, target_of(one, options)) for one in recorded]
     else:
         chosen = targets(options)
-        matrix = Matrix(backends=tuple(chosen), **given(options))
+        matrix = Matrix(backends=tuple(chosen), **axis_values(options))
         try:
             found = matrix_specs(matrix, options.families)
         except ValueError as err:

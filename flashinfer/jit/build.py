@@ -32,9 +32,9 @@ from .history import (
     Watch,
     compilers,
     expected_memory,
-    keep,
     past_of,
     remember,
+    save_timeline,
 )
 from .lock import Hold, runtime_directory
 from .lookup import BuildRequest, Rejected, Request, workspace_directory
@@ -45,7 +45,7 @@ from .machine.workspace import roots, workspace, write_atomically
 from .ninja import is_plain, links, objects, render_config, render_graph, render_spec
 from .report import guarded, say
 from .spec import Spec, closure, digest
-from .worker import RUN, UNIT, file_digest, is_made, is_shared, read_depfile, read_note_at
+from .worker import RUN, UNIT, file_digest, is_shared, is_up_to_date, read_depfile, read_note_at
 
 # tempfile makes its first name under a lock. A fork in another thread would leave that lock held in the child.
 with process.one_step(), suppress(OSError):
@@ -111,7 +111,7 @@ class Session:
                 error = failure(request.spec.name, "cannot build", err, self.root)
                 run.answers.setdefault(request, Rejected(error=error))
             self.tried_again.update(holds)
-        keep(self.timeline, self.root)
+        save_timeline(self.timeline, self.root)
         for request, answer in run.answers.items():
             if isinstance(answer, Rejected) and run.is_lost(request) and request not in self.tried_again:
                 self.tried_again.add(request)
@@ -285,7 +285,7 @@ class Run:
         try:
             check_dependencies(spec, self.folder, directory)
             fields, sha256 = spec.fields(), file_digest(library)
-            made = all(is_made(file, str(self.folder)) for file in objects(spec, directory))
+            made = all(is_up_to_date(file, str(self.folder)) for file in objects(spec, directory))
             if digest(fields) != request.key or not made or sha256 != read_note_at(f"{library}.json").get("object"):
                 raise BuildError(spec.name, "a source, a header or an object changed during the build; build again")
             manifest = {

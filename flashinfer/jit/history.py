@@ -69,7 +69,7 @@ def compilers(wanted: int | None = None) -> int:
     return min(wanted or env.MAX_JOBS.get(), cpu_limit())
 
 
-KEPT = 50  # number of traces, those of the last builds
+MAX_TRACES = 50  # older ones are removed
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def memory(units: Iterable[Unit]) -> list[tuple[float, int]]:
     return list(dict(zip((at for at, _ in changes), totals, strict=True)).items())
 
 
-def keep(timeline: Timeline, root: Path) -> None:
+def save_timeline(timeline: Timeline, root: Path) -> None:
     """Write a timeline below the workspace and remove the oldest ones. A failure to write it is no error."""
     folder = root / "traces"
     modules = sorted({unit.module for unit in timeline.units})
@@ -145,7 +145,7 @@ def keep(timeline: Timeline, root: Path) -> None:
     with suppress(OSError):
         if timeline.units:
             write_atomically(folder / f"{when}-{what}-{timeline.pid}.json", json.dumps(trace_events(timeline)).encode())
-        for old in sorted(folder.glob("[!.]*.json"))[:-KEPT]:
+        for old in sorted(folder.glob("[!.]*.json"))[:-MAX_TRACES]:
             old.unlink(missing_ok=True)
 
 

@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     window_left: int = -1
 
 
-class Made(NamedTuple):
+class Schedule(NamedTuple):
     items: list[list[int]]
     merges: list[list[int]]
     plan: torch.Tensor
@@ -48,7 +48,7 @@ def places(sizes: Sizes, batch: int) -> module.Places:
     return module.places_of(shape, batch, sizes.q_len, sizes.tile_rows, sizes.workers)
 
 
-def schedule(lens: torch.Tensor, sizes: Sizes, qo_indptr: torch.Tensor | None = None, tokens: int = -1) -> Made:
+def schedule(lens: torch.Tensor, sizes: Sizes, qo_indptr: torch.Tensor | None = None, tokens: int = -1) -> Schedule:
     """Make a schedule in poisoned memory and parse it."""
     batch = lens.numel()
     at = places(sizes, batch)
@@ -62,14 +62,14 @@ def schedule(lens: torch.Tensor, sizes: Sizes, qo_indptr: torch.Tensor | None = 
     return parse(plan.cpu(), kv_indptr.cpu(), at, batch)
 
 
-def parse(plan: torch.Tensor, kv_indptr: torch.Tensor, at: module.Places, batch: int) -> Made:
+def parse(plan: torch.Tensor, kv_indptr: torch.Tensor, at: module.Places, batch: int) -> Schedule:
     merges_at = -(-(16 + 2 * batch) // 8) * 8
     items_at = merges_at + 8 * at.max_merges
     num_items, num_merges = plan[:2].tolist()
     assert num_items <= at.max_items and num_merges <= at.max_merges
     items = plan[items_at : items_at + 8 * num_items].view(-1, 8).tolist()
     merges = plan[merges_at : merges_at + 8 * num_merges].view(-1, 8)[:, :6].tolist()
-    return Made(
+    return Schedule(
         items, merges, plan, kv_indptr, plan[16 : 16 + batch].tolist(), plan[16 + batch : 16 + 2 * batch].tolist()
     )
 
@@ -83,19 +83,19 @@ def extent(sizes: Sizes, qo_len: int, kv_len: int, row: int) -> tuple[int, int]:
     return begin, max(begin, end)
 
 
-def check(made: Made, sizes: Sizes, lens: list[int], queries: list[tuple[int, int]]) -> None:
+def check(result: Schedule, sizes: Sizes, lens: list[int], queries: list[tuple[int, int]]) -> None:
     """Check that every tile's keys are covered once, by items whose slots are merged in order."""
     batch = len(lens)
-    assert made.kv_lens == lens and made.qo_lens == [length for _, length in queries]
-    assert made.kv_indptr.tolist() == [b * sizes.table_stride for b in range(batch + 1)]
+    assert result.kv_lens == lens and result.qo_lens == [length for _, length in queries]
+    assert result.kv_indptr.tolist() == [b * sizes.table_stride for b in range(batch + 1)]
     of_tile = defaultdict(list)
-    for b, start, length, kv_len, row, begin, end, slot in made.items:
+    for b, start, length, kv_len, row, begin, end, slot in result.items:
         assert (start, length, kv_len) == (*queries[b], lens[b])
         of_tile[b, row].append((begin, end, slot))
     tiles = [(b, row) for b in range(batch) for row in range(0, queries[b][1] * sizes.group, sizes.tile_rows)]
     assert sorted(of_tile) == tiles
     merged, slots = {}, 0
-    for b, start, length, row, first, count in made.merges:
+    for b, start, length, row, first, count in result.merges:
         assert (start, length) == queries[b] and count > 1 and first == slots
         merged[b, row], slots = (first, count), slots + count
     assert slots <= places(sizes, batch).max_slots
@@ -112,21 +112,21 @@ def check(made: Made, sizes: Sizes, lens: list[int], queries: list[tuple[int, in
             assert all((right[0] - begin) % STEP == 0 for right in pieces[1:])
     assert len(merged) == sum(len(pieces) > 1 for pieces in of_tile.values())
     at = places(sizes, batch)
-    tickets = made.plan[at.lists - at.max_merges * sizes.heads :]
-    assert not tickets[: len(made.merges) * sizes.heads].any()
+    tickets = result.plan[at.lists - at.max_merges * sizes.heads :]
+    assert not tickets[: len(result.merges) * sizes.heads].any()
 
 
-def makespan(made: Made, workers: int) -> int:
+def makespan(result: Schedule, workers: int) -> int:
     """Return the cost of the busiest worker if each takes the next item when it is done."""
     used = [0] * workers
-    for *_, begin, end, _ in made.items:
+    for *_, begin, end, _ in result.items:
         heapq.heapreplace(used, used[0] + end - begin + ITEM_KEYS)
     return max(used)
 
 
-def is_ordered(made: Made) -> bool:
+def is_ordered(result: Schedule) -> bool:
     """Return whether no item is much longer than the one before it."""
-    lengths = [end - begin for *_, begin, end, _ in made.items]
+    lengths = [end - begin for *_, begin, end, _ in result.items]
     step = max(lengths) // 16 + 1
     return all(later <= earlier + step for earlier, later in pairwise(lengths))
 
@@ -151,8 +151,8 @@ def test_every_key_is_covered_once(batch, device):
             causal=random.randrange(2), window_left=random.choice([-1, -1, 0, 600, 5000]),
         )  # fmt: skip
         lens = drawn_lens(batch)
-        made = schedule(int32(lens, device), sizes)
-        check(made, sizes, lens, [(b * q_len, q_len) for b in range(batch)])
+        result = schedule(int32(lens, device), sizes)
+        check(result, sizes, lens, [(b * q_len, q_len) for b in range(batch)])
 
 
 @pytest.mark.parametrize("batch", [1, 9, 60])
@@ -162,22 +162,22 @@ def test_requests_of_different_queries(batch, device):
         counts = [random.randrange(10) for _ in range(batch)]
         starts = [sum(counts[:b]) for b in range(batch + 1)]
         lens = drawn_lens(batch)
-        made = schedule(int32(lens, device), sizes, int32(starts, device), starts[-1])
-        check(made, sizes, lens, list(zip(starts, counts, strict=False)))
+        result = schedule(int32(lens, device), sizes, int32(starts, device), starts[-1])
+        check(result, sizes, lens, list(zip(starts, counts, strict=False)))
 
 
 def test_lengths_beyond_their_bounds_count_as_the_bound(device):
     sizes = Sizes(most_keys=1000)
-    made = schedule(int32([-5, 0, 1000, 1001, 2**31 - 1, -(2**31)], device), sizes)
-    check(made, sizes, [0, 0, 1000, 1000, 1000, 0], [(b, 1) for b in range(6)])
+    result = schedule(int32([-5, 0, 1000, 1001, 2**31 - 1, -(2**31)], device), sizes)
+    check(result, sizes, [0, 0, 1000, 1000, 1000, 0], [(b, 1) for b in range(6)])
 
 
 def test_offsets_beyond_their_bounds_stay_inside_of_the_queries(device):
     """Offsets of padding rows may be anything: no item reads or writes outside of the queries, or overfills lists."""
     sizes, batch = Sizes(q_len=4), 5
     for starts in ([0, 3, 2, 100, -4, 6], [9, 9, 9, 9, 9, 9], [0, 100, 0, 100, 0, 100]):
-        made = schedule(int32([50] * batch, device), sizes, int32(starts, device), 8)
-        for _, start, length, *_ in made.items:
+        result = schedule(int32([50] * batch, device), sizes, int32(starts, device), 8)
+        for _, start, length, *_ in result.items:
             assert start >= 0 and 0 < length <= 4 and start + length <= 8
 
 
@@ -187,16 +187,16 @@ def test_work_is_balanced(workers, device):
     for _ in range(12):
         batch = random.choice([1, 2, 5, 16, 17, 31, 33, 40, 64, 128])
         sizes, lens = Sizes(workers=workers), drawn_lens(batch)
-        made = schedule(int32(lens, device), sizes)
-        cost = sum(lens) + ITEM_KEYS * len(made.items)
+        result = schedule(int32(lens, device), sizes)
+        cost = sum(lens) + ITEM_KEYS * len(result.items)
         least = max(cost / workers, min(max(lens), WHOLE_KEYS) + ITEM_KEYS, 2 * SHORTEST + ITEM_KEYS)
-        assert makespan(made, workers) <= 1.4 * least + 2 * SHORTEST, (batch, lens)
+        assert makespan(result, workers) <= 1.4 * least + 2 * SHORTEST, (batch, lens)
 
 
 def test_equal_lengths_fill_one_round(device):
     """16 requests on 33 workers have two splits each: three would wait for a second round."""
-    made = schedule(int32([4096] * 16, device), Sizes())
-    assert len(made.items) == 32 and len(made.merges) == 16
+    result = schedule(int32([4096] * 16, device), Sizes())
+    assert len(result.items) == 32 and len(result.merges) == 16
 
 
 def test_many_equal_requests_are_not_split(device):
@@ -205,8 +205,8 @@ def test_many_equal_requests_are_not_split(device):
 
 
 def test_longest_items_come_first(device):
-    made = schedule(int32([random.randrange(1, 400) for _ in range(300)], device), Sizes())
-    assert is_ordered(made)
+    result = schedule(int32([random.randrange(1, 400) for _ in range(300)], device), Sizes())
+    assert is_ordered(result)
 
 
 THREADS = """

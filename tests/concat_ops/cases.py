@@ -12,11 +12,11 @@ from ..support.cases import Case, Cases
 
 
 def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
-    def given(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         shapes = (5, 3, 48), (5, 3, 32), (5, 1, 16)
         return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
 
-    return {"concat_mla_k": [given(torch.bfloat16), given(torch.float16)]}
+    return {"concat_mla_k": [inputs(torch.bfloat16), inputs(torch.float16)]}
 
 
 def keys(k_nope: torch.Tensor, k_rope: torch.Tensor) -> torch.Tensor:

@@ -20,22 +20,22 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     outputs = [torch.zeros(12, heads, 64, dtype=torch.bfloat16, device=device) for heads in (2, 1, 1)]
     eight = [one.to(torch.float8_e4m3fn) for one in outputs]
     numbers = (3, 2, 2, 24, 20, 20, 1e-6, 1e4)
-    given = (qkv, weights[:128], weights[128:])
+    inputs = (qkv, weights[:128], weights[128:])
     return {
         "fused_qk_rmsnorm_rope": [
-            (*given, *outputs, *numbers, True, True, 1.0, 1.0),
-            (*given, *eight, *numbers, False, False, 0.5, 2.0),
+            (*inputs, *outputs, *numbers, True, True, 1.0, 1.0),
+            (*inputs, *eight, *numbers, False, False, 0.5, 2.0),
         ]
     }
 
 
 def functions(device: str) -> dict[str, Case]:
-    def given(n: int) -> dict[str, Any]:
+    def inputs(n: int) -> dict[str, Any]:
         shapes = {"qkv": (n, 4, 256), "q_weight": (128,), "k_weight": (64,)}
         return {name: torch.randn(shape, device=device).bfloat16() for name, shape in shapes.items()}
 
     function = partial(fused_qk_rmsnorm_rope, ppf=1, pph=2, ppw=2, **SIZES, **HEADS)
-    return {"fused_qk_rmsnorm_rope": Case(function, given)}
+    return {"fused_qk_rmsnorm_rope": Case(function, inputs)}
 
 
 CASES = Cases(operators, functions)

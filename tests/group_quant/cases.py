@@ -21,10 +21,10 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def functions(device: str) -> dict[str, Case]:
-    def given(n: int) -> dict[str, Any]:
+    def inputs(n: int) -> dict[str, Any]:
         return dict(x=torch.randn(n, 256, device=device), group_size=128)
 
-    return {"per_token_group_quant_8bit": Case(per_token_group_quant_8bit, given)}
+    return {"per_token_group_quant_8bit": Case(per_token_group_quant_8bit, inputs)}
 
 
 CASES = Cases(operators, functions)

@@ -19,7 +19,7 @@ from flashinfer.cli import report
 from flashinfer.cli.report import rows
 from flashinfer.jit import history
 from flashinfer.jit.build import make_request
-from flashinfer.jit.history import Timeline, Unit, keep, memory, trace_events
+from flashinfer.jit.history import Timeline, Unit, memory, save_timeline, trace_events
 from flashinfer.jit.resolve import resolve
 
 MIB = 1 << 20
@@ -78,7 +78,7 @@ def test_the_trace_is_in_the_trace_event_format():
 
 
 def test_every_build_leaves_a_trace_and_the_oldest_go(make_spec, workspace, monkeypatch):
-    monkeypatch.setattr(history, "KEPT", 2)
+    monkeypatch.setattr(history, "MAX_TRACES", 2)
     for name in ("one", "two", "three"):
         make_spec(name).build()
         (newest,) = workspace.glob(f"traces/*-{name}-{os.getpid()}.json")
@@ -101,7 +101,7 @@ def test_a_failed_build_leaves_a_trace_too(make_spec, workspace):
 def test_a_trace_that_cannot_be_written_is_no_error(workspace):
     workspace.mkdir()
     (workspace / "traces").write_text("")
-    keep(TIMELINE, workspace)
+    save_timeline(TIMELINE, workspace)
     assert (workspace / "traces").read_text() == ""
 
 

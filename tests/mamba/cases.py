@@ -30,12 +30,12 @@ def arguments(device: str, batch: int) -> dict[str, Any]:
 
 
 def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
-    given = arguments(device, 9)
-    state, D, dt_bias = (given.pop(name) for name in ("state", "D", "dt_bias"))
-    tokens = {name: one if name == "A" else one.unsqueeze(1) for name, one in given.items()}
+    tensors = arguments(device, 9)
+    state, D, dt_bias = (tensors.pop(name) for name in ("state", "D", "dt_bias"))
+    tokens = {name: one if name == "A" else one.unsqueeze(1) for name, one in tensors.items()}
     slots, accepted = torch.randperm(10, device=device).view(5, 2), torch.full((5,), 2, device=device)
     offsets, packed = torch.tensor([0, 2, 3, 3, 7, 9], device=device), {}
-    packed = {name: one if name == "A" else one.unsqueeze(0) for name, one in given.items()}
+    packed = {name: one if name == "A" else one.unsqueeze(0) for name, one in tensors.items()}
     history = torch.zeros(10, 3, 4, 18, 24, device=device)
     x, more = tokens["x"], (D, None, dt_bias, True)
     return {
@@ -55,11 +55,11 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def functions(device: str) -> dict[str, Case]:
-    def given(batch: int) -> dict[str, Any]:
+    def inputs(batch: int) -> dict[str, Any]:
         """Contiguous: a replay's inputs are written to."""
         return {name: one.contiguous() for name, one in arguments(device, batch).items()}
 
-    return {"selective_state_update": Case(mamba.selective_state_update, given, (), (), ("state",))}
+    return {"selective_state_update": Case(mamba.selective_state_update, inputs, (), (), ("state",))}
 
 
 CASES = Cases(operators, functions)

@@ -56,7 +56,7 @@ def functions(device: str) -> dict[str, Case]:
         indptr, offsets = torch.tensor([0, 2, n], device=device), torch.tensor([100, 7], device=device)
         return heads(n) | dict(indptr=indptr, offsets=offsets)
 
-    def given(n: int) -> dict[str, Any]:
+    def inputs(n: int) -> dict[str, Any]:
         return heads(n) | dict(pos_ids=torch.randint(0, 300, (n,), device=device))
 
     def cached(n: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def functions(device: str) -> dict[str, Case]:
                 getattr(flashinfer, name + end), requests, numbers, q_and_k, q_and_k if end else ()
             )
             by_ids = f"{name}_pos_ids{end}"
-            cases[by_ids] = Case(getattr(flashinfer, by_ids), given, numbers, q_and_k, q_and_k if end else ())
+            cases[by_ids] = Case(getattr(flashinfer, by_ids), inputs, numbers, q_and_k, q_and_k if end else ())
         by_cache = f"apply_rope_with_cos_sin_cache{end}"
         cases[by_cache] = Case(getattr(flashinfer, by_cache), cached, (), query_and_key, query_and_key if end else ())
     return cases

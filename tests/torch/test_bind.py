@@ -18,7 +18,7 @@ def product(a: Any, b: Any, bias: Any = None, table: Any = None) -> tuple[int, .
     )
 
 
-def given(device: str, **change: Any) -> dict[str, Any]:
+def arguments(device: str, **change: Any) -> dict[str, Any]:
     made = dict(
         a=torch.ones(2, 5, 7, device=device), b=torch.ones(2, 7, 9, device=device), bias=torch.ones(9, device=device),
         table=torch.ones(3, 8, 3, device=device),
@@ -27,13 +27,13 @@ def given(device: str, **change: Any) -> dict[str, Any]:
 
 
 def test_sizes_come_in_the_order_of_the_letters(device):
-    assert product(**given(device)) == (2, 5, 7, 9)
-    assert product(**given(device, bias=None, table=None)) == (2, 5, 7, 9)
-    assert product(**given("meta")) == (2, 5, 7, 9), "nothing is read"
+    assert product(**arguments(device)) == (2, 5, 7, 9)
+    assert product(**arguments(device, bias=None, table=None)) == (2, 5, 7, 9)
+    assert product(**arguments("meta")) == (2, 5, 7, 9), "nothing is read"
     empty = dict(a=torch.ones(0, 5, 0, device=device), b=torch.ones(0, 0, 9, device=device))
     assert product(**empty) == (0, 5, 0, 9)
-    turned = given(device)["b"].mT.contiguous().mT
-    assert product(**given(device, b=turned)) == (2, 5, 7, 9)
+    turned = arguments(device)["b"].mT.contiguous().mT
+    assert product(**arguments(device, b=turned)) == (2, 5, 7, 9)
     assert bind("table", table=(torch.ones(4), "e+1")) == (3,)
 
 
@@ -58,7 +58,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 @pytest.mark.parametrize(("change", "error", "text"), BAD, ids=[text for _, _, text in BAD])
 def test_errors(change, error, text):
     with pytest.raises(error) as raised:
-        product(**given("cpu", **change))
+        product(**arguments("cpu", **change))
     assert str(raised.value).startswith(f"product: {text}")
 
 

@@ -188,7 +188,7 @@ class _Building:
             with suppress(queue.Empty):
                 self._take(self.ended.get(timeout=TICK))
             self.watch(self.progress)
-        history.keep(self.timeline, workspace())
+        history.save_timeline(self.timeline, workspace())
         return [self.outcomes[request] for request in self.requests]
 
     def _meet(self, present: dict[str, int]) -> None:
@@ -286,7 +286,7 @@ class _Building:
         if others:
             say(f"worker {address} is used only for {' '.join(able)}: {has}")
         lacking = {name: self.contents[name] for name in offer["lacks"]}
-        self._send(address, partial(self._ready, address, able), None, tasks.keep, lacking, self.files)
+        self._send(address, partial(self._ready, address, able), None, tasks.store_tree, lacking, self.files)
 
     def _ready(self, address: str, able: tuple[str, ...], _: object) -> None:
         self.workers[address].backends = able

@@ -41,7 +41,7 @@ def offer(digests: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def keep(contents: Mapping[str, bytes], files: Mapping[str, str]) -> str:
+def store_tree(contents: Mapping[str, bytes], files: Mapping[str, str]) -> str:
     """Store files by digest, lay out the tree that they make (name -> digest), and return its name.
 
     Raises:

@@ -52,7 +52,7 @@ def fetch(
         except OSError as err:
             one.complain(f"{destination} cannot be written: {err}")
         except (ArtifactError, TypeError, ValueError, AttributeError) as err:  # unsigned manifests may be anything
-            one.forget(object_id.path)
+            one.record_miss(object_id.path)
             one.complain(f"{object_id.path} {err}; it is not used")
         else:
             ms = (time.perf_counter() - began) * 1e3

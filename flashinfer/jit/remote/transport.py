@@ -125,10 +125,10 @@ class Store:
             return None
         data: bytes | None = self._ask(lambda seconds: self._open().get(name, seconds), None)
         if data is None:
-            self.forget(name)
+            self.record_miss(name)
         return data
 
-    def forget(self, name: str) -> None:
+    def record_miss(self, name: str) -> None:
         """Treat an object as missing for a minute."""
         self._missed[name] = time.monotonic()
 

@@ -44,7 +44,7 @@ def write_note(descriptor: int, note: dict[str, Any]) -> None:
     os.ftruncate(descriptor, len(data))
 
 
-def is_made(file: str, folder: str = "") -> bool:
+def is_up_to_date(file: str, folder: str = "") -> bool:
     """Return whether ``file`` is its compiler's output and its inputs are unchanged.
 
     ``folder``: ninja's directory.

@@ -21,7 +21,7 @@ if not __package__:  # started by its path: import the files next to it as a pac
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     __package__ = "worker"
 
-from . import RUN, UNIT, file_digest, inputs_digest, is_made, share
+from . import RUN, UNIT, file_digest, inputs_digest, is_up_to_date, share
 from .slots import POLL, take_slot
 
 
@@ -45,7 +45,7 @@ def main() -> int:
         if builder.poll(0):  # only the builder has the other end of this pipe, so it is gone
             os.killpg(0, signal.SIGKILL)
 
-    if is_made(file):  # it has a valid record
+    if is_up_to_date(file):  # it has a valid record
         tell(file=file, code=0)
         return 0
     queued = time.time()
