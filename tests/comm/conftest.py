@@ -12,7 +12,7 @@ from .ranks import Group
 
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "10")
+    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "60")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -34,7 +34,7 @@ RANKS = """
         if child := os.fork():
             ranks.append(child)
             continue
-        faulthandler.dump_traceback_later(380 if 'long' in steps else 100, exit=True)
+        faulthandler.dump_traceback_later(380, exit=True)
         device = f"cuda:{rank}" if backend == "nccl" else "cpu"
         if backend == "nccl":
             torch.cuda.set_device(rank)
@@ -159,7 +159,7 @@ assert int(one._state[0]) == 100_000
 """
 FAIL = "os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'; make(tokens=65 if rank == 1 else 64)"
 KILL = """
-os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'
+os.environ['FLASHINFER_COMM_TIMEOUT'] = '3'
 one = make()
 x = torch.ones(4, 8, dtype=torch.bfloat16, device=device)
 for number in range(5):
@@ -188,7 +188,7 @@ ENDS = {
     "exits after a call": (1, "if number == 1: sys.exit()"),  # without destroy()
 }
 END = """
-os.environ['FLASHINFER_COMM_TIMEOUT'] = '1'
+os.environ['FLASHINFER_COMM_TIMEOUT'] = '3'
 one = make()
 x = torch.ones(64, 512, dtype=torch.bfloat16, device=device)
 end = lambda: os.kill(os.getpid(), signal.SIGKILL)
@@ -246,8 +246,8 @@ def check(size: int, backend: str, way: str) -> None:
     texts = {one["text"] for one in said["fail"].values()}
     assert len(texts) == 1 and "on rank 1, wanted" in texts.pop(), "ranks raise different errors"
     for one in said["kill"].values():
-        assert one["error"] == "GroupError" and one["ranks"] == [size - 1] and one["seconds"] < 20
-        assert one["text"] == f"allreduce_fusion: rank {size - 1} did not arrive within 1 s in call 3"
+        assert one["error"] == "GroupError" and one["ranks"] == [size - 1] and one["seconds"] < 60
+        assert one["text"] == f"allreduce_fusion: rank {size - 1} did not arrive within 3 s in call 3"
 
 
 def test_four_processes():
@@ -277,9 +277,9 @@ def test_a_rank_that_ends(way, device):
         assert one["error"] == "GroupError" and one["ranks"] == [size - 1], one
         # The kernel of a killed process may run on until the driver removes it, and then end a call of two shots.
         calls = {number, 1} if device == "cuda" else {number}
-        late = f"allreduce_fusion: rank {size - 1} did not arrive within 1 s in call "
+        late = f"allreduce_fusion: rank {size - 1} did not arrive within 3 s in call "
         assert one["text"] in {f"{late}{call}" for call in calls}, one
-        assert one["waited"] < 10, one  # a bound of 1 s, on a busy machine
+        assert one["waited"] < 60, one  # a bound of 3 s, on a busy machine
     assert not any("error" in one for one in said["after"].values()), said["after"]
 
 

@@ -172,7 +172,7 @@ def test_compiled(device, cold_dynamo):
 
 def test_a_rank_that_does_not_arrive(device, make_group, monkeypatch):
     """The others raise within the bound, naming it and the function. What is missing is NaN."""
-    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "0.4")
+    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "2")
     x = torch.ones(6, 64, device=device)
     for function, rows in ((reduce_scatter, 2), (all_gather, 18)):
         group = make_group(3, 6, 64, torch.float32)
@@ -184,10 +184,10 @@ def test_a_rank_that_does_not_arrive(device, make_group, monkeypatch):
 
         began = time.monotonic()
         outcomes = group.outcomes(body)
-        assert 0.4 <= time.monotonic() - began < 10 and outcomes[2] is None
+        assert 2 <= time.monotonic() - began < 50 and outcomes[2] is None
         for one, out in zip(outcomes[:2], outs[:2], strict=True):
             assert isinstance(one, GroupError) and one.ranks == (2,)
-            assert str(one) == f"{function.__name__}: rank 2 did not arrive within 0.4 s in call 0"
+            assert str(one) == f"{function.__name__}: rank 2 did not arrive within 2 s in call 0"
             assert out[-2:].isnan().all()
         with pytest.raises(GroupError, match=f"^{function.__name__}: rank 2 did not arrive"):
             function(x, group.workspaces[0], outs[0])
@@ -201,7 +201,7 @@ def test_another_call_on_one_rank(device, make_group):
     outcomes = group.outcomes(
         lambda rank, one: reduce_scatter(x, one, outs) if rank == 0 else all_gather(x, one, whole)
     )
-    assert time.monotonic() - began < 9, "a rank waited for its time-out"
+    assert time.monotonic() - began < 50, "a rank waited for its time-out"
     for rank, one in enumerate(outcomes):
         assert isinstance(one, GroupError) and one.ranks == (1 - rank, rank)
         texts = "2 rows of 256 bytes, float32, reduce_scatter", "4 rows of 256 bytes, float32, all_gather"

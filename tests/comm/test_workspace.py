@@ -27,6 +27,7 @@ from flashinfer.comm.workspace import (
 )
 from flashinfer.errors import CaptureError, GroupError, UnsupportedError
 
+from ..support.processes import until
 from .ranks import Group, Meeting, ThreadBackend, on_threads
 
 SUM, NORM = Pattern.kAllReduce, Pattern.kARResidualRMSNorm
@@ -39,6 +40,18 @@ def adds_up(group: Group) -> None:
     out = [torch.zeros_like(x) for _ in range(group.size)]
     group.run(lambda rank, workspace: allreduce_fusion(x, workspace, SUM, output=out[rank]))
     assert all((one == group.size).all() for one in out)
+
+
+def until_it_waits(group: Group) -> None:
+    """Wait until rank 0 has begun call 0: its header, the first word of rank 1's memory, is no longer empty.
+
+    On a GPU, a read of that memory would wait for rank 0's kernel.
+    """
+    if group.device == "cuda":
+        time.sleep(0.3)
+        return
+    memory = group.workspaces[1]._memory
+    until(lambda: memory.read(memory.addresses[1], 4) != b"\xff" * 4)
 
 
 def errors(outcomes: list[Any]) -> list[GroupError]:
@@ -57,7 +70,7 @@ def test_a_rank_that_does_not_arrive(shots, device, make_group, monkeypatch):
     In two shots a rank that waits for another's sum names the one that this sum lacks.
     """
     monkeypatch.setattr(allreduce_module, "_SHOTS", shots)
-    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "0.4")
+    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "2")
     group = make_group(3, 2, 64, FP32)
     adds_up(group)
     x, out = torch.ones(2, 64, device=device), [torch.zeros(2, 64, device=device) for _ in range(3)]
@@ -65,9 +78,9 @@ def test_a_rank_that_does_not_arrive(shots, device, make_group, monkeypatch):
     outcomes = group.outcomes(
         lambda rank, workspace: rank == 2 or allreduce_fusion(x, workspace, SUM, output=out[rank])
     )
-    assert 0.4 <= time.monotonic() - began < 9  # a bound of 0.4 s, on a busy machine
+    assert 2 <= time.monotonic() - began < 50  # a bound of 2 s, on a busy machine
     for rank, one in enumerate(errors(outcomes[:2])):
-        assert str(one) == "allreduce_fusion: rank 2 did not arrive within 0.4 s in call 1" and one.ranks == (2,)
+        assert str(one) == "allreduce_fusion: rank 2 did not arrive within 2 s in call 1" and one.ranks == (2,)
         assert out[rank].isnan().all(), "a part is missing"
     before = group.workspaces[0]._state.clone()
     for _ in range(2):
@@ -79,7 +92,7 @@ def test_a_rank_that_does_not_arrive(shots, device, make_group, monkeypatch):
 
 def test_a_call_too_many_on_one_rank(device, make_group, monkeypatch):
     """It ends within its bound, and the other rank's results are right."""
-    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "0.4")
+    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "2")
     group = make_group(2, 2, 64, FP32)
     x, out = torch.ones(2, 64, device=device), [torch.zeros(2, 64, device=device) for _ in range(2)]
 
@@ -89,7 +102,7 @@ def test_a_call_too_many_on_one_rank(device, make_group, monkeypatch):
 
     first, second = group.outcomes(body)
     assert first is None and (out[0] == 2).all()
-    assert str(second) == "allreduce_fusion: rank 0 did not arrive within 0.4 s in call 3"
+    assert str(second) == "allreduce_fusion: rank 0 did not arrive within 2 s in call 3"
     adds_up(make_group(2, 2, 64, FP32))
 
 
@@ -123,7 +136,7 @@ def test_another_call_on_one_rank(what, device, make_group):
     for rank, one in enumerate(errors(group.outcomes(body))):
         assert f"rank {1 - rank} made call 0 with" in str(one) and ours in str(one) and theirs in str(one)
         assert one.ranks == (1 - rank, rank)
-    assert time.monotonic() - began < 9, "a rank waited for its time-out"
+    assert time.monotonic() - began < 50, "a rank waited for its time-out"
     adds_up(make_group(2, 2, 64, FP32))
 
 
@@ -135,13 +148,11 @@ def test_abort_ends_a_wait(device, make_group):
         if rank == 0:
             allreduce_fusion(x, workspace, SUM)
         else:
-            time.sleep(0.3)
+            until_it_waits(group)
             group.workspaces[0].abort()
 
-    began = time.monotonic()
     (error,) = errors(group.outcomes(body)[:1])
     assert str(error) == "allreduce_fusion: aborted in call 0 while it waited for rank 1"
-    assert 0.3 <= time.monotonic() - began < 2
     with pytest.raises(GroupError, match="aborted"):
         group.workspaces[0].check()
     adds_up(make_group(2, 2, 64, FP32))
@@ -157,17 +168,15 @@ def test_abort_before_a_call(device, make_group):
 def test_two_streams_at_once(device, make_group):
     """A call whose number changes while it waits shares the workspace with another."""
     group = make_group(2, 2, 64, FP32)
-    x, ready = torch.ones(2, 64, device=device), threading.Event()
+    x = torch.ones(2, 64, device=device)
     number = torch.ones_like(group.workspaces[0]._state)
     side = torch.cuda.Stream() if device == "cuda" else None
 
     def body(rank: int, workspace: Any) -> None:
         if rank == 0:
-            ready.set()
             allreduce_fusion(x, workspace, SUM)
         else:
-            ready.wait()
-            time.sleep(0.2)
+            until_it_waits(group)
             with torch.cuda.stream(side):  # changes nothing on the CPU
                 group.workspaces[0]._state[:EPOCH_WORDS].copy_(number[:EPOCH_WORDS])
             time.sleep(0.1)

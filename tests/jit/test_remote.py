@@ -173,7 +173,7 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
         closed.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{closed.getsockname()[1]}/x"
     url = {"silent": remote.url, "cut": remote.url, "refused": gone, "unknown": "http://store.invalid/x"}[how]
-    remote.fault = lambda method, path: 30.0 if how == "silent" else 0.0
+    remote.fault = lambda method, path: 200.0 if how == "silent" else 0.0
     host("a", f"unsigned+{url}")
     specs = [make_spec(f"m{number}", answering(number)) for number in range(4)]
     requests = [make_request(spec) for spec in specs]
@@ -186,8 +186,8 @@ def test_a_store_that_does_not_answer_costs_its_time_once(how, make_spec, remote
         asked = len(remote.asked)
         assert taken(make_request(make_spec("late", answering(1)))) == []
         assert len(remote.asked) == asked, "this process does not ask again"
-    # The silent store answers after 30 s. A busy machine may take most of that.
-    assert first < 30
+    # The silent store answers after 200 s.
+    assert first < 150
 
 
 def test_missing_packages_are_named(make_spec, remote, host, monkeypatch, tmp_path):
