@@ -28,6 +28,7 @@ from ._attention.operators import operators_of_module
 from ._attention.prefill_paged import BatchPrefillWithPagedKVCacheWrapper
 from ._attention.prefill_ragged import BatchPrefillWithRaggedKVCacheWrapper
 from ._attention.scales import Scale
+from ._compat import elsewhere
 from ._compat.refused import declare
 from ._ops.dtypes import is_fp8
 from ._ops.numbers import check_option, whole
@@ -51,6 +52,9 @@ __all__ = [
     "single_prefill_with_kv_cache_return_lse",
     "single_prefill_with_kv_cache_with_jit_module",
 ]
+
+# FlashInfer has this name here. Its schedule is another family, which is imported when it is used.
+__getattr__ = elsewhere(__name__, {"trtllm_fmha_v2_prefill": "_attention.device_prefill"})
 
 _CALLS = BoundCalls("prefill", 3)
 

@@ -15,16 +15,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .._ops.errors import value_error
 from ..batch_schedule import schedule_batch
-from ..jit.modules._attention import draft_spec, dtypes_value, head_dims_value
+from ..jit.modules._attention import dtypes_value, head_dims_value, mask_spec
 from .lists import Lists, Shape
-from .operators import OF_BATCH, Operators, builtin_operators, custom_operators, named
+from .operators import OF_BATCH, Operators, builtin_operators, custom_operators, named, number_of_variant
 from .signature import HostTables
 
 ALIGNMENT = 32  # bytes, of the lists
 # Kernels of one query for each request. "": the portable ones, which the wrapper's "auto" selects too. "sm90a", for
 # GPUs of 9.0 only, saves the launch of a merge kernel, and is not in the AOT matrix.
 DECODE_KERNELS = ""
-DRAFT_ROWS = 64  # the most rows of a tile that masks drafts: with 128, ptxas spills registers
+MASK_ROWS = 64  # the most rows of a tile of a variant with a mask: with 128, ptxas spills registers
+MASK_ROWS_WIDE = 32  # of heads with more than 256 elements, whose tiles have 16, 32 or 128 rows
 _HEADER = 16
 _TILE_ROWS, _MAX_ITEMS = 2, 5
 
@@ -38,29 +39,37 @@ class Kernels(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def kernels_of(op: str, shape: Shape, q_len: int, masks_drafts: bool, device: torch.device) -> Kernels:
+def kernels_of(
+    op: str, shape: Shape, q_len: int, mask: str, device: torch.device, family: str, soft_cap: bool = False
+) -> Kernels:
     """Return the kernels for at most ``q_len`` queries of each request.
+
+    Args:
+        mask: a variant of :data:`flashinfer.jit.modules._attention.MASKS`, or ``""``.
+        family: ``decode``, whose requests have one query, or ``prefill``.
+        soft_cap: the variant without a mask caps logits.
 
     Raises:
         ValueError: dtypes or sizes without kernels.
     """
     try:
-        operators = _operators(shape, q_len, masks_drafts, device)
+        operators = _operators(shape, mask, device, family, soft_cap)
     except ValueError as err:
         raise named(op, err, OF_BATCH) from None
     tile_rows, workers = _limits(operators, shape, q_len, device)
-    if masks_drafts and tile_rows > DRAFT_ROWS:
-        tile_rows, workers = _limits(operators, shape, q_len, device, DRAFT_ROWS)
+    most_rows = MASK_ROWS_WIDE if shape.head_dim_vo > 256 else MASK_ROWS
+    if mask and tile_rows > most_rows:
+        tile_rows, workers = _limits(operators, shape, q_len, device, most_rows)
     return Kernels(operators, tile_rows, workers)
 
 
-def _operators(shape: Shape, q_len: int, masks_drafts: bool, device: torch.device) -> Operators:
+def _operators(shape: Shape, mask: str, device: torch.device, family: str, soft_cap: bool) -> Operators:
     dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
-    if masks_drafts:
+    if mask:
         values = dtypes_value(*dtypes, device.type), head_dims_value(*head_dims, device.type)
-        return custom_operators(draft_spec(device.type, *values))
-    if q_len > 1:
-        return builtin_operators("prefill", device.type, dtypes, head_dims, 0, device.type)
+        return custom_operators(mask_spec(mask, device.type, *values))
+    if family == "prefill":
+        return builtin_operators(family, device.type, dtypes, head_dims, number_of_variant(0, soft_cap), device.type)
     return builtin_operators("decode", device.type, dtypes, head_dims, 0, DECODE_KERNELS or device.type)
 
 
@@ -69,9 +78,9 @@ def _limits(
 ) -> tuple[int, int]:
     """Return the rows of a tile and the number of workers, from a plan of one request on the host."""
     header = torch.empty(_HEADER, dtype=torch.int32, device="cpu")
-    numbers = shape.plan_numbers(0, -1, device.index or 0, 0, 0, tile_rows).tensor()
+    numbers = shape.plan_numbers(0, -1, device.index or 0, 0, 0, tile_rows)._replace(variant=operators.variant)
     queries = torch.tensor([0, q_len], dtype=torch.int32, device="cpu")
-    operators.plan(header, numbers, *HostTables(queries, torch.ones(1, dtype=torch.int32, device="cpu")))
+    operators.plan(header, numbers.tensor(), *HostTables(queries, torch.ones(1, dtype=torch.int32, device="cpu")))
     tile_rows, most = int(header[_TILE_ROWS]), int(header[_MAX_ITEMS])
     tiles = q_len * (shape.num_qo_heads // shape.num_kv_heads) // tile_rows + 1
     return tile_rows, max(most - tiles - 1, 1)

@@ -81,13 +81,9 @@ def attend(
     no_gradient(op, (query, k, v, sinks))
     if sinks is not None:
         check_sinks(op, sinks, shape.num_qo_heads, query.device, False)
-    scale, sm_scale = _factor(op, "bmm1_scale", scales.logits, query.device)
-    o_scale, out_factor = _factor(op, "bmm2_scale", scales.out, query.device)
-    check_tensor(op, "workspace_buffer", workspace)
-    if not workspace.is_contiguous() or workspace.device != query.device:
-        raise value_error(
-            op, "workspace_buffer", f"a tensor on {workspace.device}", f"contiguous bytes on {query.device}"
-        )
+    scale, sm_scale = factor_of(op, "bmm1_scale", scales.logits, query.device)
+    o_scale, out_factor = factor_of(op, "bmm2_scale", scales.out, query.device)
+    check_workspace(op, workspace, query.device)
     if out is None:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     fp8_dtypes = (torch.float8_e4m3fn,) if is_fp8(k.dtype) else ()
@@ -95,7 +91,7 @@ def attend(
     if kernels is None or places is None:
         return out
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if is_fp8(out.dtype) else out
-    pages, stride = _flat(block_tables)
+    pages, stride = flat_table(block_tables)
     mask_mode = NON_CAUSAL if queries.longest == 1 or queries.mask is not None else CAUSAL
     lens = seq_lens if seq_lens.dtype == torch.int32 else seq_lens.view(torch.int32)
     made = schedule(
@@ -110,12 +106,17 @@ def attend(
     if queries.mask is not None:
         parameters = (made.numbers, sinks, queries.mask, queries.indptr, scale, queries.mask.shape[-1])
     call(op, kernels.operators.run, rows_of(query), k, v, result, None, *arguments, *parameters)
-    if out_factor is not None:
-        result = result * out_factor  # float32
+    store(out, result, out_factor)
+    return out
+
+
+def store(out: torch.Tensor, result: torch.Tensor, factor: torch.Tensor | None) -> None:
+    """Store the kernels' result times a factor on the device. Values of 8 bits saturate."""
+    if factor is not None:
+        result = result * factor  # float32
     if result is not out:
         most = torch.finfo(out.dtype).max
         out.copy_(result.clamp(-most, most) if is_fp8(out.dtype) else result)
-    return out
 
 
 class Prepared(NamedTuple):
@@ -182,7 +183,8 @@ def _checked(
     shape = Shape(num_qo_heads, heads, head_dim, head_dim, query.dtype, k.dtype, query.dtype)
     kernels = places = None
     if query.numel() > 0:
-        kernels = kernels_of(op, shape, longest, queries.mask is not None, query.device)
+        mask = "" if queries.mask is None else "draft_mask"
+        kernels = kernels_of(op, shape, longest, mask, query.device, "decode" if longest == 1 else "prefill")
         places = places_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
     return Prepared(layout, shape, columns * page_size if num_pages else 0, kernels, places)
 
@@ -200,7 +202,16 @@ def _check_mask(op: str, mask: torch.Tensor, tokens: int, longest: int, device: 
         raise value_error(op, "mask", f"strides {mask.stride()}", "a contiguous tensor")
 
 
-def _factor(op: str, name: str, scale: float | torch.Tensor, device: torch.device) -> tuple[float, torch.Tensor | None]:
+def check_workspace(op: str, workspace: torch.Tensor, device: torch.device) -> None:
+    """Check that ``workspace_buffer`` is contiguous and on ``device``."""
+    check_tensor(op, "workspace_buffer", workspace)
+    if not workspace.is_contiguous() or workspace.device != device:
+        raise value_error(op, "workspace_buffer", f"a tensor on {workspace.device}", f"contiguous bytes on {device}")
+
+
+def factor_of(
+    op: str, name: str, scale: float | torch.Tensor, device: torch.device
+) -> tuple[float, torch.Tensor | None]:
     """Return a scale as a number and ``None``, or as 1 and a tensor that the host does not read."""
     if not isinstance(scale, torch.Tensor):
         return finite(op, name, scale), None
@@ -213,7 +224,7 @@ def _factor(op: str, name: str, scale: float | torch.Tensor, device: torch.devic
     return 1.0, scale.reshape(1)
 
 
-def _flat(tables: torch.Tensor) -> tuple[torch.Tensor, int]:
+def flat_table(tables: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Return the page table as a vector, and the stride of its rows in elements."""
     (rows, columns), stride = tables.shape, tables.stride(0)
     if rows < 2 or stride == columns:

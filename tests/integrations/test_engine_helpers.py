@@ -167,7 +167,6 @@ ABSENT = (
     "mhc",
     "cute_dsl",
     "kda_decode.fused_kda_decode",
-    "prefill.trtllm_fmha_v2_prefill",
     "prefill.cudnn_batch_prefill_with_kv_cache",
 )
 

@@ -64,14 +64,13 @@ BUILTIN_TENSORS = {
     "maybe_alibi_slopes": "float", "maybe_numbers": "double", "maybe_head_scales": "float", "maybe_sinks": "float",
 }  # fmt: skip
 BUILTIN_SCALARS = {"sm_scale": "float", "logits_soft_cap": "float"}
-# The variant of include/flashinfer/attention/draft_mask.h: tensors, scalars, and its configuration.
-DRAFT_TENSORS = {
-    "maybe_numbers": "double", "maybe_sinks": "float", "draft_mask": "uint16_t", "maybe_draft_starts": "int32_t",
-}  # fmt: skip
-DRAFT_SCALARS = {"sm_scale": "float", "draft_words": "int64_t"}
-DRAFT_VARIANT = {
-    "ATTENTION_VARIANT": "flashinfer::DraftMask", "POS_ENCODING_MODE": "kNone", "VARIANT_URI": "draft_mask",
-    "VARIANT_HEADER": "flashinfer/attention/draft_mask.h", "VARIANT_DECL": "",
+_MASK_TENSORS = {"maybe_numbers": "double", "maybe_sinks": "float"}
+# Variants of prefill with a mask of their own: name -> the type, additional tensors, additional scalars. The header is
+# include/flashinfer/attention/<name>.h, without the suffix of the soft cap.
+MASKS = {
+    "draft_mask": ("DraftMask", {"draft_mask": "uint16_t", "maybe_draft_starts": "int32_t"}, {"draft_words": "int64_t"}),
+    "chunk_mask": ("ChunkMask<false>", {}, {"chunk_size": "int64_t"}),
+    "chunk_mask_soft_cap": ("ChunkMask<true>", {}, {"logits_soft_cap": "float", "chunk_size": "int64_t"}),
 }  # fmt: skip
 TENSOR_TYPES = {
     "float": "float",
@@ -186,11 +185,18 @@ def attention_spec(
     return replace(spec, dispatching=f"{family}_{backend}")
 
 
-def draft_spec(backend: str, dtypes: str, head_dims: str) -> JitSpec:
-    """Return the prefill module whose variant masks draft tokens."""
-    coverage, name = {"dtypes": [dtypes], "head_dims": [head_dims]}, f"{_name_of(dtypes, head_dims)}_draft_mask"
-    spec = _spec("prefill", backend, name, coverage, DRAFT_TENSORS, DRAFT_SCALARS, DRAFT_VARIANT)
-    return replace(spec, headers=(f"{env.data_root()}/include/{DRAFT_VARIANT['VARIANT_HEADER']}",))
+def mask_spec(mask: str, backend: str, dtypes: str, head_dims: str) -> JitSpec:
+    """Return the prefill module of a variant of :data:`MASKS`."""
+    variant, tensors, scalars = MASKS[mask]
+    header = f"flashinfer/attention/{mask.removesuffix('_soft_cap')}.h"
+    config = {
+        "ATTENTION_VARIANT": f"flashinfer::{variant}", "POS_ENCODING_MODE": "kNone", "VARIANT_URI": mask,
+        "VARIANT_HEADER": header, "VARIANT_DECL": "",
+    }  # fmt: skip
+    coverage, name = {"dtypes": [dtypes], "head_dims": [head_dims]}, f"{_name_of(dtypes, head_dims)}_{mask}"
+    tensors, scalars = _MASK_TENSORS | tensors, {"sm_scale": "float"} | scalars
+    spec = _spec("prefill", backend, name, coverage, tensors, scalars, config)
+    return replace(spec, headers=(f"{env.data_root()}/include/{header}",))
 
 
 def profiled(spec: JitSpec, family: str) -> JitSpec:
