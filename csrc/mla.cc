@@ -57,6 +57,7 @@ const int32_t* table(const Check& check, const View& arg, const View& like) {
 
 struct MlaTensors {
   View q_nope, q_pe, ckv, kpe, out;
+  std::optional<View> ckv_scales, sinks;
 
   // Returns the element types of queries and outputs, and of the caches.
   std::tuple<DType, DType> types() const { return {q_nope.dtype, ckv.dtype}; }
@@ -80,6 +81,25 @@ struct MlaTensors {
     }
     check.writable(out);
     for (const View* arg : {&q_nope, &q_pe, &ckv, &kpe}) check.no_overlap(out, *arg, false);
+    if (sinks) {
+      check_floats(check, *sinks, {heads});
+      check.contiguous(*sinks);
+    }
+    if (ckv_scales) {
+      check_floats(check, *ckv_scales, {ckv.size(0), ckv.size(1), kMlaScales});
+      check.last_contiguous(*ckv_scales);
+      if (size_of(ckv.dtype) != 1) check.fail(*ckv_scales, "got a tensor, wanted none: the cache has no 8 bits");
+    }
+    if (kOnCuda && ckv_scales.has_value() != bool{SCALED})
+      check.fail("ckv_scale_arr",
+                 SCALED ? "got none, wanted a tensor" : "got a tensor, and this module has no kernels for it");
+  }
+
+  void check_floats(const Check& check, const View& arg, std::initializer_list<int64_t> shape) const {
+    check.dtype(arg, {DType::kFloat32});
+    check.shape(arg, shape);
+    check.same_device(arg, q_nope);
+    check.no_overlap(out, arg, false);
   }
 
   void put_into(MlaParams& params) const {
@@ -91,6 +111,11 @@ struct MlaTensors {
     params.kv.k = ckv.data, params.kv.k_page = ckv.stride(0), params.kv.k_row = ckv.stride(1);
     params.kv.v = kpe.data, params.kv.v_page = kpe.stride(0), params.kv.v_row = kpe.stride(1);
     params.kv.page_size = FastDiv(static_cast<uint32_t>(ckv.size(1))), params.kv.num_pages = ckv.size(0);
+    if (sinks) params.maybe_sinks = static_cast<const float*>(sinks->data);
+    if (ckv_scales) {
+      params.ckv_scales = static_cast<const float*>(ckv_scales->data);
+      params.ckv_scales_page = ckv_scales->stride(0), params.ckv_scales_row = ckv_scales->stride(1);
+    }
     params.window_left = -1;
     params.rope_rcp_scale = params.rope_rcp_theta = 1.0;
   }
@@ -101,10 +126,18 @@ template <bool kProfiler, typename... Buffer>
 void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, const Tensor& kpe_cache,
              const Tensor& out, const OptionalTensor& lse, const Tensor& kv_indptr, const Tensor& kv_indices,
              const Tensor& plan, const Tensor& sizes, const OptionalTensor& float_workspace, bool causal,
-             double sm_scale, double o_scale, double pe_factor, const Buffer&... profiler_buffer) {
+             double sm_scale, double o_scale, double pe_factor, const OptionalTensor& ckv_scales,
+             const OptionalTensor& sinks, const Buffer&... profiler_buffer) {
   const Check check("mla_run");
-  const MlaTensors tensors{View(q_nope, "q_nope"), View(q_pe, "q_pe"), View(ckv_cache, "ckv_cache"),
-                           View(kpe_cache, "kpe_cache"), View(out, "out")};
+  MlaTensors tensors{View(q_nope, "q_nope"),
+                     View(q_pe, "q_pe"),
+                     View(ckv_cache, "ckv_cache"),
+                     View(kpe_cache, "kpe_cache"),
+                     View(out, "out"),
+                     {},
+                     {}};
+  if (ckv_scales) tensors.ckv_scales.emplace(*ckv_scales, "ckv_scale_arr");
+  if (sinks) tensors.sinks.emplace(*sinks, "sinks");
   tensors.check_all(check);
   Profiled<MlaParams, kProfiler> params{};
   tensors.put_into(params);

@@ -12,7 +12,7 @@ WorkLimits mla_limits<FLASHINFER_PART>(int64_t, int32_t, int device) {
 
 template <>
 void mla<FLASHINFER_PART, PROFILER>(const Profiled<MlaParams, PROFILER>& params, const Launch& where) {
-  cuda::sm80::mla<T, KV>(params, where);
+  cuda::sm80::mla<T, KV, SCALED>(params, where);
 }
 
 }  // namespace flashinfer

@@ -10,15 +10,17 @@ import torch
 
 from .._attention.kernels import capability
 from .._ops.declare import define
-from .._ops.errors import value_error
+from .._ops.errors import called, value_error
 from .._ops.numbers import check_option
 from .._ops.route import without_gradient
+from ..errors import UnsupportedError
 from ..jit.machine.arch import Arch
 from ..jit.module import JitSpec
 from ..jit.modules._family import arch_kernels
 from ..jit.modules.mla import (
     BACKENDS,
     FP8,
+    SCALED,
     check_backend,
     dtypes_value,
     mla_dtypes,
@@ -47,6 +49,8 @@ def _value(dtype_q: torch.dtype, dtype_kv: torch.dtype) -> str:
 
 def _define(kernels: str, profiler: bool = False) -> Operators:
     def module(backend: str) -> JitSpec:
+        if kernels == SCALED:
+            return mla_spec("cuda", scaled=True)
         return mla_spec(kernels or backend, profiler=profiler)
 
     namespace = operators_of(kernels, profiler)
@@ -62,9 +66,10 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
     run = define(
         "mla_run(Tensor q_nope, Tensor q_pe, Tensor ckv_cache, Tensor kpe_cache, Tensor(a!) out, Tensor(b!)? lse,"
         " Tensor kv_indptr, Tensor kv_indices, Tensor plan, Tensor sizes, Tensor(c!)? float_workspace, bool causal,"
-        f" float sm_scale, float o_scale, float pe_factor{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
+        " float sm_scale, float o_scale, float pe_factor, Tensor? ckv_scales, Tensor? sinks"
+        f"{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
         module,
-        general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache"),
+        general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache", "ckv_scales", "sinks"),
         on_host=("sizes",),
         needs=lambda spec, q_nope, q_pe, ckv_cache, *_: {"dtypes": (_value(q_nope.dtype, ckv_cache.dtype),)},
         kernels=namespace,
@@ -76,6 +81,20 @@ _ARCHS = arch_kernels("mla")
 _OPERATORS = {
     (kernels, profiler): _define(kernels, profiler) for kernels in ("", *_ARCHS) for profiler in (False, True)
 }
+_SCALED = _define(SCALED)
+
+
+def run_for_scales(op: str, device: torch.device, operators: Operators) -> Callable[..., None]:
+    """Return the run that multiplies latents by scales per token, after a plan of ``operators``.
+
+    Raises:
+        UnsupportedError: kernels that write events, on a GPU.
+    """
+    if device.type == "cpu":
+        return operators.run
+    if operators.profiler:
+        raise UnsupportedError(f"{called(op)}: ckv_scale_arr: got a tensor, and no kernels for it write events")
+    return _SCALED.run
 
 
 @cache

@@ -21,12 +21,11 @@ from .._ops.errors import value_error
 from .._ops.indices import check_each, check_offsets, index_table
 from .._ops.numbers import check_range, positive, positive_real
 from .._ops.sizes import exceeds
-from .._ops.tensors import check_count, check_device, check_dims, check_tensor, check_vector
+from .._ops.tensors import check_count, check_device, check_dims, check_metadata, check_tensor, check_vector
 from .._profiler.buffer import Attached, checked_buffer
-from ..jit.modules.mla import HEAD_DIM_CKV, check_head_dims
-from .operators import Operators, check_dtype, operators_for
-
-MOST_SCALE = 1e30  # a product of two scales is a float32
+from ..jit.modules.mla import HEAD_DIM_CKV, HEAD_DIM_KPE, check_head_dims
+from .arguments import MOST_SCALE, UNSCALED, Scales
+from .operators import Operators, check_dtype, operators_for, run_for_scales
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Plan:
     kv_dtype: torch.dtype
     rows: torch.Tensor  # [queries, 0], whose size a graph treats as symbolic
     pages: int  # number of pages that tables on the host name
+    no_rope: torch.Tensor | None  # bytes of zeros that kernels read as rotary parts, if head_dim_kpe is 0
 
 
 class MlaWrapper(NoCopies):
@@ -69,6 +69,7 @@ class MlaWrapper(NoCopies):
             self._buffers = {name: self._buffer(name, buffer) for name, buffer in buffers.items()}
         self._last_run, self._events = LastRun(), Attached()
         self._planned: Plan | None = None
+        self._zeros: torch.Tensor | None = None
 
     def _buffer(self, name: str, buffer: torch.Tensor | None) -> torch.Tensor:
         checked = check_vector(self._name, name, buffer, torch.int32)
@@ -161,8 +162,14 @@ class MlaWrapper(NoCopies):
         self._planned = Plan(
             operators, taken_indptr, taken_indices, self._scheduler.int_workspace, sizes,
             num_heads, page_size, bool(causal), float(sm_scale), dtype, kv_dtype,
-            torch.empty(rows, 0, device="cpu"), num_pages,
+            torch.empty(rows, 0, device="cpu"), num_pages, None if head_dims[1] else self._no_rope(),
         )  # fmt: skip
+
+    def _no_rope(self) -> torch.Tensor:
+        """Return zeros that stay at their address, because graphs read them after later plans."""
+        if self._zeros is None:
+            self._zeros = torch.zeros(HEAD_DIM_KPE * 4, dtype=torch.uint8, device=self.device)  # of float32 at most
+        return self._zeros
 
     def _run(
         self,
@@ -174,18 +181,32 @@ class MlaWrapper(NoCopies):
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
-        sm_scale: float | None = None,
+        sm_scale: float = 1.0,
         o_scale: float = 1.0,
         profiler_buffer: torch.Tensor | None = None,
-        pe_factor: float = 1.0,
+        scales: Scales = UNSCALED,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Compute attention.
+
+        Args:
+            sm_scale, o_scale: factors of the planned ``sm_scale`` and of the output.
+            scales, sinks: checked by the caller.
+        """
         op = f"{self._name}.run"
         if planned is None:
             raise RuntimeError(f"{op}: got a call before plan(), wanted plan() first")
-        no_gradient(op, (q_nope, q_pe, ckv_cache, kpe_cache))
+        no_gradient(op, (q_nope, q_pe, ckv_cache, kpe_cache, scales.ckv_arr, sinks))
         self._check_run(op, planned, q_nope, q_pe, ckv_cache, kpe_cache)
-        q_nope, q_pe = rows_of(q_nope), rows_of(q_pe)
         rows = q_nope.shape[:2]
+        if planned.no_rope is None:
+            q_nope, q_pe = rows_of(q_nope), rows_of(q_pe)
+        else:
+            check_metadata(op, "q_pe", q_pe, (*rows, 0), self.device, planned.dtype)
+            check_metadata(op, "kpe_cache", kpe_cache, (*ckv_cache.shape[:2], 0), self.device, planned.kv_dtype)
+            zeros = planned.no_rope
+            q_nope, q_pe = rows_of(q_nope), zeros.view(planned.dtype)[:HEAD_DIM_KPE].expand(*rows, -1)
+            kpe_cache = zeros.view(planned.kv_dtype)[:HEAD_DIM_KPE].expand(*ckv_cache.shape[:2], -1)
         events = checked_buffer(
             op,
             self._events.buffer_of_run(profiler_buffer, planned.operators.profiler),
@@ -199,10 +220,13 @@ class MlaWrapper(NoCopies):
         self._last_run.note(self.device)
         # A graph of torch.compile allocates its partial states. A workspace would be a mutated input.
         workspace = None if torch.compiler.is_compiling() else self._scheduler.float_workspace
-        planned.operators.run(
+        run = planned.operators.run
+        if scales.ckv_arr is not None:
+            run = run_for_scales(op, self.device, planned.operators)
+        run(
             q_nope, q_pe, ckv_cache, kpe_cache, out, lse, planned.kv_indptr, planned.kv_indices, planned.lists,
-            planned.sizes, workspace, planned.causal, planned.sm_scale if sm_scale is None else sm_scale, o_scale,
-            pe_factor, *events,
+            planned.sizes, workspace, planned.causal, planned.sm_scale * sm_scale * scales.ckv, o_scale * scales.ckv,
+            scales.kpe_by_ckv, scales.ckv_arr, sinks, *events,
         )  # fmt: skip
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 

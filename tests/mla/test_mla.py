@@ -74,7 +74,7 @@ def test_bad_scales(device):
     batch = Batch([1], [40], 16, 16, torch.bfloat16, device, kv_dtype=torch.float8_e4m3fn)
     whole = Batch([1], [40], 16, 16, torch.bfloat16, device)
     for error, message, planned, scales in (
-        (ValueError, "ckv_scale: got None, wanted ckv_scale and kpe_scale, or kv_scale, for a cache of 8", batch, {}),
+        (ValueError, "ckv_scale: got None, wanted one scale. Exactly one of ckv_scale or ckv_scale_arr", batch, {}),
         (ValueError, "kpe_scale: got None, wanted all or none of", batch, dict(ckv_scale=1.0)),
         (ValueError, "kv_scale: got both", batch, dict(ckv_scale=1.0, kpe_scale=1.0, kv_scale=1.0)),
         (ValueError, "ckv_scale: got 0.0, wanted a positive", batch, dict(ckv_scale=0.0, kpe_scale=1.0)),
@@ -300,7 +300,7 @@ def test_decode_wrapper(device):
         (dict(kv_data_type=8), r"plan: kv_data_type: got int, wanted a torch.dtype or its name"),
         (dict(page_size=0), r"page_size: got 0, wanted a positive number"),
         (dict(head_dim_ckv=256), r"plan: head_dim_ckv: got 256, wanted 512"),
-        (dict(head_dim_kpe=32), r"head_dim_kpe: got 32, wanted 64"),
+        (dict(head_dim_kpe=32), r"head_dim_kpe: got 32, wanted 64 or 0"),
         (dict(sm_scale=0.0), r"sm_scale: got 0.0, wanted a positive number"),
         (dict(q_data_type=torch.float64), r"q_data_type: got torch.float64, wanted torch.float32, torch.float16 or"),
         (dict(kv_data_type=torch.float8_e5m2), r"kv_data_type: got torch.float8_e5m2, wanted torch.float16"),

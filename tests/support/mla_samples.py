@@ -21,6 +21,7 @@ class Batch:
 
     ``form``: ``pair`` of tensors, or ``joined``: both parts of a row in one tensor. ``kv_dtype``: of the
     cache, by default ``dtype``. If it differs, the cache has a random ``kv_scale``. ``kpe_scale`` is equal to it.
+    ``head_dim_kpe``: 64, or 0 for no rotary keys.
     """
 
     def __init__(
@@ -36,7 +37,11 @@ class Batch:
         form: str = "pair",
         shared: bool = False,
         kv_dtype: torch.dtype | None = None,
+        head_dim_kpe: int = 64,
     ) -> None:
+        self.head_dim_kpe = head_dim_kpe
+        self.scales: torch.Tensor | None = None
+        self.sinks: torch.Tensor | None = None
         self.qo_lens, self.kv_lens, self.heads, self.page_size = list(qo_lens), list(kv_lens), heads, page_size
         self.dtype, self.device, self.causal = dtype, device, causal
         self.kv_dtype = kv_dtype or dtype
@@ -44,14 +49,17 @@ class Batch:
         self.paged = Paged(
             kv_lens, page_size, 1, 512, self.kv_dtype, device, form="pair", head_dim_vo=64, shared=shared
         )
-        k, v = self.paged.k[:, :, 0], self.paged.v[:, :, 0]
+        k, v = self.paged.k[:, :, 0], self.paged.v[:, :, 0, :head_dim_kpe]
         self.ckv, self.kpe = (x.contiguous().to(device) for x in (k, v))
         if form == "joined":
             parts = (x.view(torch.uint8) for x in (self.ckv, self.kpe))
             joined = torch.cat(list(parts), -1).view(self.kv_dtype)
-            self.ckv, self.kpe = joined.split([512, 64], -1)
+            self.ckv, self.kpe = joined.split([512, head_dim_kpe], -1)
         rows = sum(qo_lens)
-        self.q_nope, self.q_pe = drawn((rows, heads, 512), dtype, device), drawn((rows, heads, 64), dtype, device)
+        self.q_nope, self.q_pe = (
+            drawn((rows, heads, 512), dtype, device),
+            drawn((rows, heads, head_dim_kpe), dtype, device),
+        )
         self.qo_indptr, self.lens = indptr_of(qo_lens).to(device), int32(kv_lens).to(device)
 
     @property
@@ -63,9 +71,30 @@ class Batch:
         indptr, indices, _ = self.paged.tables_on(self.device)
         return self.qo_indptr, indptr, indices, self.lens
 
+    def draw_scales(self) -> None:
+        """Draw scales of latents per token and group, in rows with gaps. Unused slots and gaps are NaN."""
+        unused = self.paged.k[:, :, 0, :1].float().isnan()
+        shape = (*unused.shape[:2], 4)
+        room = torch.full((shape[0], shape[1] + 1, 7), math.nan, device=self.device)
+        self.scales = room[:, 1:, 2:6]
+        self.scales.copy_((torch.rand(shape) * 2 - 1).exp2().masked_fill(unused, math.nan))
+
+    def draw_sinks(self) -> None:
+        """Draw a sink of each head: some are large, some have no weight."""
+        sinks = torch.randn(self.heads) * 3
+        self.sinks = sinks.masked_fill(torch.rand(self.heads) < 0.2, -math.inf).to(self.device)
+
+    @property
+    def scale_arguments(self) -> dict[str, Any]:
+        """Scales of a run."""
+        if self.kv_dtype == self.dtype:
+            return {}
+        one = dict(ckv_scale=self.kv_scale) if self.scales is None else dict(ckv_scale_arr=self.scales)
+        return one | dict(kpe_scale=self.kpe_scale)
+
     def plan(self, wrapper: Any, **changes: Any) -> None:
         given = dict(
-            num_heads=self.heads, head_dim_ckv=512, head_dim_kpe=64, page_size=self.page_size, causal=self.causal,
+            num_heads=self.heads, head_dim_ckv=512, head_dim_kpe=self.head_dim_kpe, page_size=self.page_size, causal=self.causal,
             sm_scale=SCALE, q_data_type=self.dtype, kv_data_type=self.kv_dtype,
         )  # fmt: skip
         names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
@@ -81,16 +110,30 @@ class Batch:
         requests = []
         for b in range(len(self.kv_lens)):
             ckv, kpe = (x.double() for x in self.paged.request(b))
-            ckv, kpe = ckv * self.kv_scale, kpe * self.kpe_scale
+            kpe = kpe[..., : self.head_dim_kpe] * self.kpe_scale
+            ckv = ckv * self.kv_scale if self.scales is None else self.scaled(b, ckv)
             requests.append((torch.cat([ckv, kpe], -1), ckv))
-        return batch_attention(q, self.qo_lens, requests, causal=self.causal, sm_scale=SCALE)
+        return batch_attention(q, self.qo_lens, requests, causal=self.causal, sm_scale=SCALE, sinks=self.sinks)
+
+    def scaled(self, b: int, ckv: torch.Tensor) -> torch.Tensor:
+        """Return a request's latents times their scales. CUDA kernels round the products."""
+        assert self.scales is not None
+        scales = self.scales.cpu()[self.paged.tables[b]].flatten(0, 1)[: len(ckv)]
+        product = ckv * scales.double().repeat_interleave(128, -1)[:, None]
+        return product.float().to(self.dtype).double() if self.device == "cuda" else product
 
     def check(self, out: torch.Tensor, lse: torch.Tensor | None = None) -> None:
         want, want_lse = self.expected()
         assert_near(out, want, lse, want_lse)
 
 
-def drawn_batch(dtype: torch.dtype, device: str, most_keys: int, kv_dtype: torch.dtype | None = None) -> Batch:
+def drawn_batch(
+    dtype: torch.dtype,
+    device: str,
+    most_keys: int,
+    kv_dtype: torch.dtype | None = None,
+    head_dim_kpe: int = 64,
+) -> Batch:
     """Return random heads, pages and lengths.
 
     Some batches have one long request, no request or an empty one.
@@ -105,6 +148,7 @@ def drawn_batch(dtype: torch.dtype, device: str, most_keys: int, kv_dtype: torch
     return Batch(
         qo_lens, kv_lens, heads, page_size, dtype, device, causal=random.random() < 0.5,
         form=random.choice(("pair", "joined")), shared=random.random() < 0.3, kv_dtype=kv_dtype,
+        head_dim_kpe=head_dim_kpe,
     )  # fmt: skip
 
 

@@ -89,10 +89,10 @@ def test_sparse_next_to_dense(device):
 def portable(name: str) -> str:
     """Return the operator of the portable kernels that has the same arguments as an operator for one arch.
 
-    Operators with a profiler have more arguments, and so samples of their own.
+    Operators with a profiler have more arguments, and those with scales other ones, and so samples of their own.
     """
     namespace, _, name = name.rpartition("::")
-    return name + "+profiler" * namespace.endswith("profiler")
+    return name + "".join(f"+{kind}" for kind in ("profiler", "scaled") if namespace.endswith(kind))
 
 
 def test_every_operator_has_a_sample():
@@ -112,6 +112,8 @@ def test_opcheck(name, device):
     assert torch.Tag.pt2_compliant_tag in OPERATORS[name].tags
     if "sm90a" in name and not (device == "cuda" and is_sm90a_supported(torch.device(device))):
         pytest.skip("kernels for Hopper only")
+    if "scaled" in name and device == "cpu":
+        pytest.skip("kernels for GPUs only")
     for arguments in operator_calls(device)[portable(name)]:
         checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
         if any(

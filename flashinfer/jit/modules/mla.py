@@ -16,8 +16,10 @@ from ._family import arch_kernels, family_spec, kernels_of
 
 AXES = (DTYPE_AXIS, PROFILER_AXIS)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
+NUM_SCALES = HEAD_DIM_CKV // 128  # of a token, if latents of 8 bits have scales per token and group of 128
 FP8 = "float8_e4m3fn"  # of caches, with queries of any type
 FP8_CACHES = ("cpu", "cuda")  # kernels that read them
+SCALED = "scaled"  # operators of CUDA kernels for 8-bit caches with scales per token
 # Name of a backend -> its kernels on a GPU. The other backends select by the device.
 BACKENDS = {"auto": "", "fa2": "cuda", "fa3": "sm90a", "cutlass": ""}
 
@@ -44,27 +46,34 @@ def operators_of(kernels: str, profiler: bool) -> str:
     return "_".join(part for part in (arch, "profiler" if profiler else "") if part)
 
 
-def mla_spec(kernels: str, values: Iterable[str] | None = None, profiler: bool = False) -> JitSpec:
+def mla_spec(
+    kernels: str, values: Iterable[str] | None = None, profiler: bool = False, scaled: bool = False
+) -> JitSpec:
     """Return the module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some values of the axis or all.
 
-    ``profiler``: the kernels write events, and their operators have a namespace of their own.
+    Args:
+        profiler: the kernels write events, and their operators have a namespace of their own.
+        scaled: ``cuda`` kernels that multiply latents of 8 bits by scales per token. They are built on first use, and
+            their operators have a namespace of their own. ``cpu`` kernels always do.
     """
-    known = mla_values(kernels, mla_dtypes(kernels))
+    known = (dtypes_value("bfloat16", FP8),) if scaled else mla_values(kernels, mla_dtypes(kernels))
     values = known if values is None else subset("dtypes", values, known)
-    config: dict[str, Scalar] = {"PROFILER": profiler, "dtypes": "T:KV"}
-    variant = "profiler" if profiler else ""
+    config: dict[str, Scalar] = {"PROFILER": profiler, "SCALED": scaled, "dtypes": "T:KV"}
+    variant = SCALED if scaled else "profiler" if profiler else ""
     spec = family_spec("mla", kernels, variant=variant, config=config, coverage={"dtypes": values})
-    return replace(spec, namespace="_".join(filter(None, ("flashinfer", operators_of(kernels, profiler)))), split=True)
+    operators = operators_of(SCALED if scaled else kernels, profiler)
+    return replace(spec, namespace="_".join(filter(None, ("flashinfer", operators))), split=True)
 
 
 def check_head_dims(head_dim_ckv: int, head_dim_kpe: int, of: str = "", ckv_name: str = "head_dim_ckv") -> None:
-    """Check that the sizes are those of DeepSeek's models. Errors begin with ``of``."""
-    for name, got, wanted in (
-        (ckv_name, head_dim_ckv, HEAD_DIM_CKV),
-        ("head_dim_kpe", head_dim_kpe, HEAD_DIM_KPE),
-    ):
-        if got != wanted:
-            raise ValueError(f"{of}{name}: got {got}, wanted {wanted}")
+    """Check that the sizes are those of DeepSeek's models, or that there are no rotary keys.
+
+    Errors begin with ``of``.
+    """
+    if head_dim_ckv != HEAD_DIM_CKV:
+        raise ValueError(f"{of}{ckv_name}: got {head_dim_ckv}, wanted {HEAD_DIM_CKV}")
+    if head_dim_kpe not in (HEAD_DIM_KPE, 0):
+        raise ValueError(f"{of}head_dim_kpe: got {head_dim_kpe}, wanted {HEAD_DIM_KPE} or 0")
 
 
 def check_backend(backend: str, of: str = "") -> None:
@@ -94,7 +103,7 @@ def gen_batch_mla_module(
         dtype_q, dtype_o: must be equal.
         dtype_kv: the same, or float8_e4m3fn. The portable kernels read it, for ``fa3`` also.
         dtype_idx: int32.
-        head_dim_ckv, head_dim_kpe: 512 and 64.
+        head_dim_ckv, head_dim_kpe: 512, and 64 or 0. Both have the same kernels.
         use_profiler: the kernels write events for :mod:`flashinfer.profiler`.
         device: ``cpu`` or ``cuda``. The default is ``cuda`` if a GPU is visible.
 

@@ -4,7 +4,7 @@
 // A row of the cache is a latent (ckv) and a rotary key (kpe), in two tensors:
 //   S = sm_scale * (q_nope . ckv + q_pe . kpe),   P = softmax(S),   O = P ckv
 // This is attention with one KV head of 576 numbers, whose values are the first 512. Plans, work items,
-// partial states and merges are those of attention.
+// partial states and merges are those of attention. A model without rotary keys passes zeros for q_pe and kpe.
 #pragma once
 
 #include <flashinfer/attention/config.h>
@@ -17,6 +17,7 @@
 namespace flashinfer {
 
 constexpr int kMlaCkv = 512, kMlaKpe = 64;
+constexpr int kMlaScaleColumns = 128, kMlaScales = kMlaCkv / kMlaScaleColumns;  // of a token, one per group of columns
 
 // In AttentionParams, q is q_nope, kv.k the cache of latents and kv.v that of rotary keys. There is one KV
 // head, and always a plan.
@@ -24,7 +25,15 @@ struct MlaParams : AttentionParams {
   const void* q_pe;  // [tokens, heads, 64], last dimension contiguous
   int64_t q_pe_row, q_pe_head;
   float sm_scale_log2;
-  float pe_factor{1.0f};  // of q_pe . kpe: the scale of rotary keys by that of latents. Caches of 8 bits only
+  float pe_factor{1.0f};       // of q_pe . kpe: the scale of rotary keys by that of latents. Caches of 8 bits only
+  const float* maybe_sinks{};  // [heads], a logit in natural units that joins each row's softmax, or null
+  // Factors of latents of 8 bits, [pages, page_size, kMlaScales], last dimension contiguous, or null.
+  const float* ckv_scales{};
+  int64_t ckv_scales_page{}, ckv_scales_row{};
+
+  FLASHINFER_HD const float* scales_of(int64_t page, int64_t row) const {
+    return ckv_scales + page * ckv_scales_page + row * ckv_scales_row;
+  }
 };
 
 // The members of a variant that attention's merges and tile rows read.

@@ -23,6 +23,17 @@ class Case {
     ckv_ = drawn<KV>(keys * kCkvRow), kpe_ = drawn<KV>(keys * kKpeRow);
   }
 
+  // Draws a sink of each head, and the scales of latents of 8 bits. Gaps between the scales' rows are NaN.
+  void add_sinks_and_scales() {
+    sinks_ = drawn<float>(heads_);
+    scales_ = unwritten<float>(int64_t{kv_indptr_.back()} * kPageSize * kScaleRow);
+    for (size_t i = 0; i < scales_.size(); ++i)
+      if (i % kScaleRow < kMlaScales) scales_[i] = std::exp2(drawn<float>(1)[0]);
+  }
+
+  // Gives every query and key the same rotary part, of zeros.
+  void remove_rotary_parts() { has_rope_ = false, q_pe_.assign(kMlaKpe, T{}), kpe_.assign(kMlaKpe, KV{}); }
+
   void run(int32_t tile_rows) {
     const WorkLimits limits = cpu::mla_limits(heads_ * qo_lens_[0], tile_rows);
     PlanRequest request{};
@@ -42,10 +53,13 @@ class Case {
 
     MlaParams p{};
     p.q = q_.data(), p.q_row = heads_ * kMlaCkv, p.q_head = kMlaCkv;
-    p.q_pe = q_pe_.data(), p.q_pe_row = heads_ * kMlaKpe, p.q_pe_head = kMlaKpe;
+    p.q_pe = q_pe_.data(), p.q_pe_row = has_rope_ * heads_ * kMlaKpe, p.q_pe_head = has_rope_ * kMlaKpe;
     p.o = o.data(), p.o_row = heads_ * kMlaCkv, p.o_head = kMlaCkv, p.lse = lse.data();
     p.kv.k = ckv_.data(), p.kv.k_row = kCkvRow, p.kv.k_page = kPageSize * kCkvRow;
-    p.kv.v = kpe_.data(), p.kv.v_row = kKpeRow, p.kv.v_page = kPageSize * kKpeRow;
+    p.kv.v = kpe_.data(), p.kv.v_row = has_rope_ * kKpeRow, p.kv.v_page = has_rope_ * kPageSize * kKpeRow;
+    if (!sinks_.empty()) p.maybe_sinks = sinks_.data();
+    if (!scales_.empty()) p.ckv_scales = scales_.data();
+    p.ckv_scales_row = kScaleRow, p.ckv_scales_page = kPageSize * kScaleRow;
     p.kv.indices = indices_.data(), p.kv.indptr = kv_indptr_.data();
     p.kv.page_size = FastDiv(kPageSize), p.kv.num_pages = kv_indptr_.back();
     p.num_tokens = qo_indptr_.back(), p.num_qo_heads = heads_, p.num_kv_heads = 1, p.group = FastDiv(heads_);
@@ -64,23 +78,29 @@ class Case {
 
  private:
   static constexpr double kScale = 0.05;
-  static constexpr int64_t kCkvRow = kMlaCkv + kGap, kKpeRow = kMlaKpe + kGap;
+  static constexpr int64_t kCkvRow = kMlaCkv + kGap, kKpeRow = kMlaKpe + kGap, kScaleRow = kMlaScales + 3;
+
+  double latent(int64_t key, int d) const {
+    const double scale = scales_.empty() ? 1.0 : scales_[key * kScaleRow + d / kMlaScaleColumns];
+    return value(ckv_[key * kCkvRow + d]) * scale;
+  }
 
   void check_row(int32_t b, int32_t query, int head, const std::vector<T>& o, const std::vector<float>& lse) const {
     const int64_t at = int64_t{qo_indptr_[b] + query} * heads_ + head;
     const int32_t seen = causal_ ? kv_lens_[b] - qo_lens_[b] + query + 1 : kv_lens_[b];
     std::vector<double> want(kMlaCkv);
-    double total = 0;
+    double sum = 0;
     for (int32_t key = 0; key < seen; ++key) {
       const int64_t there = int64_t{indices_[kv_indptr_[b] + key / kPageSize]} * kPageSize + key % kPageSize;
-      const KV *ckv = &ckv_[there * kCkvRow], *kpe = &kpe_[there * kKpeRow];
       double logit = 0;
-      for (int d = 0; d < kMlaCkv; ++d) logit += value(q_[at * kMlaCkv + d]) * value(ckv[d]);
-      for (int d = 0; d < kMlaKpe; ++d) logit += value(q_pe_[at * kMlaKpe + d]) * value(kpe[d]);
+      for (int d = 0; d < kMlaCkv; ++d) logit += value(q_[at * kMlaCkv + d]) * latent(there, d);
+      for (int d = 0; has_rope_ && d < kMlaKpe; ++d)
+        logit += value(q_pe_[at * kMlaKpe + d]) * value(kpe_[there * kKpeRow + d]);
       const double weight = std::exp(kScale * logit);
-      total += weight;
-      for (int d = 0; d < kMlaCkv; ++d) want[d] += weight * value(ckv[d]);
+      sum += weight;
+      for (int d = 0; d < kMlaCkv; ++d) want[d] += weight * latent(there, d);
     }
+    const double total = sum + (sinks_.empty() ? 0.0 : std::exp(double{sinks_[head]}));
     check("lse", at, lse[at], total == 0 ? -INFINITY : std::log2(total), 2e-5);
     for (int d = 0; d < kMlaCkv; ++d)
       check_rounded("mla", at * kMlaCkv + d, o[at * kMlaCkv + d], total == 0 ? 0 : want[d] / total, 1e-5);
@@ -88,7 +108,8 @@ class Case {
 
   int heads_;
   std::vector<int32_t> qo_lens_, kv_lens_, qo_indptr_ = {0}, kv_indptr_ = {0}, indices_;
-  bool causal_;
+  bool causal_, has_rope_ = true;
+  std::vector<float> sinks_, scales_;
   std::vector<T> q_, q_pe_;
   std::vector<KV> ckv_, kpe_;
 };
@@ -99,4 +120,10 @@ void run() {
   Case<bfloat16_t>(3, {9, 2, 1}, {140, 2, 33}, true).run(16);
   Case<half_t>(33, {2}, {129}, false).run(32);
   Case<bfloat16_t, fp8_e4m3_t>(5, {1, 2}, {67, 140}, true).run(16);
+  Case<bfloat16_t, fp8_e4m3_t> scaled(5, {1, 2, 3}, {67, 900, 0}, true);
+  scaled.add_sinks_and_scales();
+  scaled.run(16);
+  Case<half_t> without_rope(7, {2, 1}, {131, 20}, true);
+  without_rope.remove_rotary_parts();
+  without_rope.run(0);
 }

@@ -16,8 +16,8 @@ inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
-// If products take pairs of bfloat16, 8-bit numbers are widened to it, which is exact. kWidens is false if rotary
-// keys have a factor: its product with bfloat16 queries would be rounded, so queries are floats.
+// If products take pairs of bfloat16, 8-bit numbers are widened to it, which is exact. kWidens is false if latents or
+// rotary keys have factors: products with bfloat16 numbers would be rounded, so queries and keys are floats.
 template <typename T, typename KV>
 constexpr bool kMlaWidens = kHasPairs && std::is_same_v<T, bfloat16_t> && sizeof(KV) == 1;
 template <typename T, typename KV, bool kWidens>
@@ -69,6 +69,16 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
     }
   }
 
+  // Multiplies latents by their scales, into the worker's memory from number `at` on.
+  const float* scaled(const KV* row, int32_t key, int at) {
+    int64_t page, slot;
+    this->common.kv.locate(this->first, key, page, slot);
+    const float* scales = this->params.scales_of(page, slot);
+    float* to = scratch.prepared + at;
+    for_lanes<kMlaCkv>([&](int d, int n) { store(to + d, load(row + d, n) * scales[d / kMlaScaleColumns]); });
+    return to;
+  }
+
   // Packs a block. Columns after the request's last key are zeros.
   void pack() {
     static const KV zeros[kMlaCkv] = {};
@@ -92,11 +102,31 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
           pack_row_pairs<kMlaCkv>(latents[i], latents[i + 1], pairs(scratch.v) + (t + i) * kPanel, Memory::kValuePanel);
       } else {
         float* keys = scratch.k + panel + t % kPanel;
-        pack_columns<kMlaCkv>(ckv + t, keys);
         pack_columns<kMlaKpe>(kpe + t, keys + kMlaCkv * kPanel);
-        for (int i = t; i < t + kLanes; ++i) pack_row<kMlaCkv>(ckv[i], scratch.v + i * kPanel, Memory::kValuePanel);
+        if constexpr (sizeof(KV) == 1) {
+          if (this->params.ckv_scales) {
+            const float* latents[kLanes];
+            for (int i = 0; i < kLanes; ++i)
+              latents[i] = t + i < count ? scaled(ckv[t + i], block + t + i, i * kQ) : no_latent();
+            pack_latents(latents, t, keys);
+            continue;
+          }
+        }
+        pack_latents(ckv + t, t, keys);
       }
     }
+  }
+
+  // Packs latents as columns of keys and as rows of values.
+  template <typename E>
+  void pack_latents(const E* const* latents, int t, float* keys) {
+    pack_columns<kMlaCkv>(latents, keys);
+    for (int i = 0; i < kLanes; ++i) pack_row<kMlaCkv>(latents[i], scratch.v + (t + i) * kPanel, Memory::kValuePanel);
+  }
+
+  static const float* no_latent() {
+    static constexpr float kZeros[kMlaCkv] = {};
+    return kZeros;
   }
 };
 
@@ -122,8 +152,8 @@ void mla_of(const Params& given) {
 
 template <typename T, typename KV, typename Params>
 void mla(const Params& params) {
-  if (params.pe_factor == 1.0f) return mla_of<T, KV, kMlaWidens<T, KV>>(params);
-  if constexpr (sizeof(KV) == 1) mla_of<T, KV, false>(params);  // the binding refuses a factor of other caches
+  if (params.pe_factor == 1.0f && !params.ckv_scales) return mla_of<T, KV, kMlaWidens<T, KV>>(params);
+  if constexpr (sizeof(KV) == 1) mla_of<T, KV, false>(params);  // the binding refuses factors of other caches
 }
 
 }  // namespace flashinfer::cpu

@@ -10,6 +10,7 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/mla.h>
+#include <flashinfer/attention/sinks.h>
 #include <flashinfer/cuda/attention/merge.cuh>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
@@ -27,8 +28,9 @@ struct MlaMergeMemory {
 // Writes four columns of a row, and its lse with the first ones.
 template <typename T>
 __device__ __forceinline__ void mla_write_merged(const MlaParams& params, const MergeRow& row, int column,
-                                                 const PartialState<true>& all) {
-  const float share = all.l == 0 ? 0.0f : params.o_scale / all.l;
+                                                 PartialState<true> all) {
+  const float rescale = add_sink<MlaVariant>(params, row.qo_head, all.m, all.l);
+  const float share = all.l == 0 ? 0.0f : params.o_scale * rescale / all.l;
   const float values[4] = {all.o.x * share, all.o.y * share, all.o.z * share, all.o.w * share};
   store_vec(static_cast<T*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head + column,
             Vec<T, 4>::from_floats(values));

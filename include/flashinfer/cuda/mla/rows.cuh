@@ -6,6 +6,7 @@
 
 #include <flashinfer/attention/math.h>
 #include <flashinfer/attention/mla.h>
+#include <flashinfer/attention/sinks.h>
 #include <flashinfer/cuda/tile/convert.cuh>
 
 namespace flashinfer::cuda {
@@ -55,9 +56,19 @@ struct MlaRows {
     return params.partial_o + (int64_t{item.slot} * params.slot_rows + row) * kMlaCkv;
   }
 
-  // Writes m and l of a partial state, or the lse. m is `m` times the scale, `l` the sum of P.
-  __device__ __forceinline__ void write_softmax(int row, float m, float l) const {
-    const float base = l == 0 ? 0.0f : m * params.sm_scale_log2;  // the product that P was computed with
+  // Returns m in base 2: the product of the maximum logit and the scale that P was computed with.
+  __device__ __forceinline__ float base(float top, float l) const { return l == 0 ? 0.0f : top * params.sm_scale_log2; }
+
+  // Adds the row's sink to m in base 2 and to l, if the item is final. Returns the factor that rescales O.
+  __device__ __forceinline__ float add_sink(int row, float& base, float& l) const {
+    if (params.maybe_sinks == nullptr || item.slot >= 0) return 1.0f;
+    int32_t query, head;
+    locate(row, query, head);
+    return flashinfer::add_sink<MlaVariant>(params, head, base, l);
+  }
+
+  // Writes m and l of a partial state, or the lse. `base` is m in base 2, `l` the sum of P.
+  __device__ __forceinline__ void write_softmax(int row, float base, float l) const {
     if (item.slot >= 0) {
       *reinterpret_cast<float2*>(params.partial_ml + int64_t{item.slot} * params.slot_rows + row) = {base, l};
     } else if (params.lse) {

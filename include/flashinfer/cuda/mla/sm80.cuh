@@ -37,12 +37,12 @@ __global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_consta
 }
 
 // The tile of 64 rows, for GPUs whose shared memory holds it. GPUs with more memory use twice as many keys.
-template <typename KV>
-using MlaWide = MlaShape<64, 64, 2, KV>;
-template <typename KV>
-using MlaMiddle = MlaShape<64, 32, 2, KV>;
-template <typename KV>
-using MlaNarrow = MlaShape<32, 32, 1, KV>;
+template <typename KV, bool kScaled = false>
+using MlaWide = MlaShape<64, 64, 2, KV, kScaled>;
+template <typename KV, bool kScaled = false>
+using MlaMiddle = MlaShape<64, 32, 2, KV, kScaled>;
+template <typename KV, bool kScaled = false>
+using MlaNarrow = MlaShape<32, 32, 1, KV, kScaled>;
 
 inline WorkLimits mla_limits(int device) {
   const DeviceInfo& info = device_info(device);
@@ -61,14 +61,15 @@ void launch_mla(const P& params, const Launch& where) {
   launch_mla_merges<T>(params, where);
 }
 
-template <typename T, typename KV, typename P>
+// kScaled: latents of 8 bits have factors, params.ckv_scales.
+template <typename T, typename KV, bool kScaled = false, typename P>
 void mla(const P& params, const Launch& where) {
   if (params.tile_rows != 64) {
-    launch_mla<T, MlaNarrow<KV>>(params, where);
-  } else if (device_info(where.device).shared_bytes < MlaWide<KV>::kSharedBytes) {
-    launch_mla<T, MlaMiddle<KV>>(params, where);
+    launch_mla<T, MlaNarrow<KV, kScaled>>(params, where);
+  } else if (device_info(where.device).shared_bytes < MlaWide<KV, kScaled>::kSharedBytes) {
+    launch_mla<T, MlaMiddle<KV, kScaled>>(params, where);
   } else {
-    launch_mla<T, MlaWide<KV>>(params, where);
+    launch_mla<T, MlaWide<KV, kScaled>>(params, where);
   }
 }
 

@@ -10,12 +10,13 @@
 
 namespace flashinfer::cuda::sm80 {
 
-// kKeys: keys of a tile. kStages: tiles in shared memory, 1 or 2.
-template <int kRows_, int kKeys_, int kStages_, typename KV_>
+// kKeys: keys of a tile. kStages: tiles in shared memory, 1 or 2. kScaled: latents have factors, copied next to the
+// tiles.
+template <int kRows_, int kKeys_, int kStages_, typename KV_, bool kScaled_ = false>
 struct MlaShape {
   using KV = KV_;
   static constexpr int kRows = kRows_, kKeys = kKeys_, kStages = kStages_, kThreads = 256;
-  static constexpr bool kWidens = sizeof(KV) == 1;
+  static constexpr bool kWidens = sizeof(KV) == 1, kScaled = kScaled_;
   static constexpr int kBytes = 2 * (kMlaCkv + kMlaKpe);  // of a row of queries or keys
   static constexpr int kCopiedBytes = sizeof(KV) * (kMlaCkv + kMlaKpe), kCopiedUnits = kCopiedBytes / 16;
   // Warps of S: groups of 16 rows times halves of the keys. Warps of O: groups of 32 rows times groups of
@@ -31,10 +32,12 @@ struct MlaShape {
   static constexpr int kWidenedAt = kQueryBytes + kStages * kStageBytes;
   static constexpr int kWeightsAt = kWidenedAt + (kWidens ? kKeys * kBytes : 0);
   static constexpr int kStateAt = kWeightsAt + kRows * kWeightBytes;
-  static constexpr int kSharedBytes = kStateAt + 3 * kRows * 4;
+  static constexpr int kScalesAt = kStateAt + 3 * kRows * 4, kStageScaleBytes = kKeys * kMlaScales * 4;
+  static constexpr int kSharedBytes = kScalesAt + (kScaled ? kStages * kStageScaleBytes : 0);
   static_assert(kRows == 32 || kRows == 64, "eight warps cover 32 rows or twice as many");
   static_assert(kKeys == 32 || kKeys == 64, "4 or 8 lanes copy a row of keys");
   static_assert(kStages == 1 || kStages == 2, "the next tile is copied after the products or during them");
+  static_assert(kWidens || !kScaled, "latents are multiplied by their factors when they are widened");
 };
 
 // State of rows in shared memory: maxima of the halves of the keys (row sums at the end), and the factor that

@@ -2,7 +2,8 @@
 // each tile of keys:
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
 // A row of the cache is in shared memory once, as key and as value. 8-bit rows are copied without change and
-// widened there. The warps of S share the keys, the warps of O share the columns.
+// widened there. Their factors, if they have any, multiply them then, in float. The warps of S share the keys, the
+// warps of O share the columns.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,11 @@ struct MlaTile {
   }
   // Returns the address of a tile's keys for the products.
   __device__ __forceinline__ uint32_t keys(int tile) const { return S::kWidens ? smem + S::kWidenedAt : stage(tile); }
+
+  // Returns the address of the factors of a tile's row.
+  __device__ __forceinline__ uint32_t scales(int tile, int row) const {
+    return smem + S::kScalesAt + tile % S::kStages * S::kStageScaleBytes + row * kMlaScales * 4;
+  }
 
   // First row and column of the part of O that a warp accumulates.
   __device__ __forceinline__ static int first_row(int warp) { return warp * S::kColumns / kMlaCkv * 32; }
@@ -78,6 +84,11 @@ struct MlaTile {
       const int64_t from = valid ? page : 0;
       key_lane.template copy<S, !S::kWidens>(stage(tile), static_cast<const KV*>(kv.k) + kv.k_offset(from, row),
                                              static_cast<const KV*>(kv.v) + kv.v_offset(from, row), valid);
+      if constexpr (S::kScaled) {
+        if (key_lane.unit < kMlaScales)
+          ptx::cp_async_4(scales(tile, key_lane.row) + key_lane.unit * 4, params.scales_of(from, row) + key_lane.unit,
+                          valid);
+      }
       page = page_of(tile + 1);
     }
     ptx::cp_async_commit();
@@ -91,12 +102,20 @@ struct MlaTile {
       const uint4 from = ptx::load_shared_16(stage(tile) + i * 16);
       const uint32_t words[4] = {from.x, from.y, from.z, from.w};
       const uint32_t to = Swizzle<S::kBytes>::row(keys(tile), i / S::kCopiedUnits);
+      [[maybe_unused]] float scale = 1.0f;
+      if constexpr (S::kScaled) {
+        const int group = i % S::kCopiedUnits * 16 / kMlaScaleColumns;
+        if (group < kMlaScales) scale = ptx::load_shared_float(scales(tile, i / S::kCopiedUnits) + group * 4);
+      }
+      const auto wide = [&](uint32_t two) {
+        if constexpr (S::kScaled) return widen_scaled<T, typename S::KV>(two, scale);
+        return widen<T, typename S::KV>(two);
+      };
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t low = words[2 * half], high = words[2 * half + 1];
         ptx::store_shared_16(Swizzle<S::kBytes>::chunk(to, i % S::kCopiedUnits * 2 + half),
-                             {widen<T, typename S::KV>(low & 0xffff), widen<T, typename S::KV>(low >> 16),
-                              widen<T, typename S::KV>(high & 0xffff), widen<T, typename S::KV>(high >> 16)});
+                             {wide(low & 0xffff), wide(low >> 16), wide(high & 0xffff), wide(high >> 16)});
       }
     }
   }
@@ -272,6 +291,23 @@ struct MlaTile {
     }
   }
 
+  // Returns the factor of a final row of O: the reciprocal of l, or what finish_row() has written for rows with sinks.
+  __device__ __forceinline__ float share_of(int row) const {
+    if (params.maybe_sinks != nullptr) return state.rescale[row];
+    const float l = state.half[0][row] + state.half[1][row];
+    return l == 0 ? 0.0f : math::ptx_rcp(l);
+  }
+
+  // Writes the softmax of a row, and its factor of O to shared memory if it has a sink.
+  __device__ __forceinline__ void finish_row(const MlaRows& all, int row, float m) const {
+    float l = state.half[0][row] + state.half[1][row], base = all.base(m, l);
+    if (params.maybe_sinks != nullptr) {
+      const float rescale = all.add_sink(row, base, l);
+      state.rescale[row] = l == 0 ? 0.0f : rescale * math::ptx_rcp(l);
+    }
+    all.write_softmax(row, base, l);
+  }
+
   __device__ __forceinline__ void write(const MlaRows& all, Accumulator<32, S::kColumns>& o) const {
     int thread = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(thread));  // dependent values are not held in registers over the mainloop
@@ -282,8 +318,7 @@ struct MlaTile {
       for (int x = 0; x < 2; ++x) {
         const int row = row0 + 16 * m + lane / 4 + 8 * x;
         if (row >= all.count) continue;
-        const float l = state.half[0][row] + state.half[1][row];
-        const float share = all.item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : math::ptx_rcp(l) * params.o_scale;
+        const float share = all.item.slot >= 0 ? 1.0f : share_of(row) * params.o_scale;
         const int at = column + lane % 4 * 2;
         if (all.item.slot >= 0) {
           float* to = all.partial(row) + at;
@@ -354,9 +389,10 @@ struct MlaTile {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int row = first + 8 * x;
-        if (row < all.count) all.write_softmax(row, m[x], state.half[0][row] + state.half[1][row]);
+        if (row < all.count) finish_row(all, row, m[x]);
       }
     }
+    if (params.maybe_sinks != nullptr) __syncthreads();
     profiler.switch_to(Event::kWriteOutput);
     write(all, o);
     profiler.end(Event::kWriteOutput);

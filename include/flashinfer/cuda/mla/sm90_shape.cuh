@@ -88,7 +88,10 @@ __device__ __forceinline__ int mla_pairs(const WorkItem& item) {
 }
 
 // Returns true if lanes copy the rows, because TMA is slower with boxes of fewer than 32 rows. A cache
-// without pages is gathered too, because a tensor map needs at least one.
-inline bool mla_is_gathered(const KvCache& kv) { return kv.page_size.divisor % 32 != 0 || kv.num_pages == 0; }
+// without pages is gathered too, because a tensor map needs at least one, and so is one whose rows are all the
+// same, as those of rotary keys that a model does not have: a tensor map's strides are positive.
+inline bool mla_is_gathered(const KvCache& kv) {
+  return kv.page_size.divisor % 32 != 0 || kv.num_pages == 0 || kv.k_row == 0 || kv.v_row == 0;
+}
 
 }  // namespace flashinfer::cuda::sm90

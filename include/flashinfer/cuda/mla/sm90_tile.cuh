@@ -333,9 +333,10 @@ struct MlaConsumer {
     ptx::named_barrier<256>(kMlaMaximaB);
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
-      const float l = shared.factors(0)[row + 8 * x] + shared.factors(1)[row + 8 * x];
-      share[x] = item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : math::ptx_rcp(l) * params.o_scale;
-      if (kGroup == 0 && lane % 4 == 0 && row + 8 * x < rows.count) rows.write_softmax(row + 8 * x, row_max[x], l);
+      float l = shared.factors(0)[row + 8 * x] + shared.factors(1)[row + 8 * x], base = rows.base(row_max[x], l);
+      const float rescale = rows.add_sink(row + 8 * x, base, l);
+      share[x] = item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : rescale * math::ptx_rcp(l) * params.o_scale;
+      if (kGroup == 0 && lane % 4 == 0 && row + 8 * x < rows.count) rows.write_softmax(row + 8 * x, base, l);
     }
     rescale(share);
     if (item.slot >= 0) {

@@ -32,6 +32,14 @@ __device__ __forceinline__ void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Copies 4 bytes, or writes 4 zeros if `valid` is false.
+__device__ __forceinline__ void cp_async_4(uint32_t to, const void* from, bool valid) {
+  asm volatile(
+      "{\n.reg .pred none;\nsetp.eq.u32 none, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 4, none;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<uint32_t>(valid))
+      : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's groups are in flight.

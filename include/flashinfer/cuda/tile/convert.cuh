@@ -132,4 +132,13 @@ __device__ __forceinline__ uint32_t widen(uint32_t two) {
   }
 }
 
+// Returns the products of the two numbers and a factor as a pair of T.
+template <typename T, typename From>
+__device__ __forceinline__ uint32_t widen_scaled(uint32_t two, float scale) {
+  const uint32_t halves = widen_to_half<From>(two);
+  __half2 pair;
+  memcpy(&pair, &halves, 4);
+  return pack<T>(__low2float(pair) * scale, __high2float(pair) * scale);
+}
+
 }  // namespace flashinfer::cuda
