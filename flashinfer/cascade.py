@@ -291,6 +291,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(NoCopies):
         Raises:
             ValueError, TypeError: no plan, or tensors that do not fit it.
         """
+        check_planned(f"{type(self).__name__}.forward", self._unique._planned, "begin_forward()")
         # The paged part runs first, because it checks ``q`` against the plan.
         v, s = self._unique.forward(q, unique_kv_cache, sm_scale=sm_scale, return_lse=True)
         v_prefix, s_prefix = single_prefill_with_kv_cache(

@@ -10,6 +10,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.arguments import check_items, check_none
 from .._ops.bind import bind
+from .._ops.errors import called
 from .._ops.numbers import choice, finite, positive_real, whole
 from .._ops.tensors import check_dims, check_metadata, check_vector
 from ..errors import GradientError
@@ -28,9 +29,8 @@ def no_gradient(op: str, tensors: tuple[object, ...], method: str = "") -> None:
     if torch.is_grad_enabled():
         for x in tensors:
             if isinstance(x, torch.Tensor) and x.requires_grad:
-                raise GradientError(
-                    f"{op}{method}: has no gradient, wanted tensors that require none, or torch.no_grad()"
-                )
+                name = called(f"{op}{method}")
+                raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
 
 
 def layout_of(op: str, kv_layout: str) -> int:

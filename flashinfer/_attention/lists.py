@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._ops.dtypes import NUMBERS, dtype_of
-from .._ops.errors import raise_from_module
+from .._ops.errors import called, raise_from_module
 from .._ops.numbers import check_multiple, check_range, positive
 from .._ops.tensors import check_device, check_tensor
 from .scales import output_dtype
@@ -327,5 +327,5 @@ def _aligned(used: int) -> int:
 def _bytes(op: str, name: str, buffer: torch.Tensor) -> torch.Tensor:
     check_tensor(op, name, buffer)
     if not buffer.is_contiguous() or buffer.data_ptr() % 32 != 0:
-        raise ValueError(f"{op}: {name}: wanted a contiguous tensor that starts at a multiple of 32 bytes")
+        raise ValueError(f"{called(op)}: {name}: wanted a contiguous tensor that starts at a multiple of 32 bytes")
     return buffer.view(-1).view(torch.uint8)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from .._ops.arguments import all_or_none, check_not_both, check_present
+from .._ops.errors import called
 from .._ops.indices import index_table
 from .._ops.numbers import check_range, whole
 from .._ops.sizes import differs
@@ -106,9 +107,8 @@ def check_bits(op: str, custom_mask: torch.Tensor, shape: Sequence[int]) -> torc
     wanted = shape if custom_mask.dim() == len(shape) else (math.prod(shape),)
     if custom_mask.dim() != len(wanted) or any(map(differs, custom_mask.shape, wanted)):
         flat = "" if len(shape) == 1 else f" or [{math.prod(shape)}]"
-        raise ValueError(
-            f"{op}: custom_mask: got shape {list(custom_mask.shape)}, wanted {list(shape)}{flat}, queries before keys"
-        )
+        got = list(custom_mask.shape)
+        raise ValueError(f"{called(op)}: custom_mask: got shape {got}, wanted {list(shape)}{flat}, queries before keys")
     return custom_mask.contiguous().view(-1)
 
 

@@ -85,11 +85,12 @@ OF_BATCH = {"dtype_q": "query", "dtype_kv": "kv_cache", "dtype_o": "out", "devic
 
 def named(op: str, err: ValueError, names: Mapping[str, str] | None = None) -> ValueError:
     """Return an error of the selection of modules with the names of the called function and of its argument."""
-    if isinstance(err, FlashInferError) or str(err).startswith(op):
+    public = called(op)
+    if isinstance(err, FlashInferError) or str(err).startswith((op, public)):
         return err
     argument, colon, rest = str(err).partition(":")
     names = names or (_OF_PLAN if op.endswith(".plan") else _OF_CALL)
-    return ValueError(f"{op}: {names.get(argument, argument)}{colon}{rest}")
+    return ValueError(f"{public}: {names.get(argument, argument)}{colon}{rest}")
 
 
 def number_of_variant(pos_encoding_mode: int, use_logits_soft_cap: bool) -> int:

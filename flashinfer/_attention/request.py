@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 
+from .._ops.errors import called
 from .._ops.indices import check_offsets
 from .._ops.numbers import positive
 from .accepted import split_rule_of
@@ -131,4 +132,4 @@ def bad_tables(request: PlanRequest, near: HostTables) -> NoReturn:
     else:
         last, indices = near.last_page_len, request.tables.kv_indices
         check_pages(op, queries, request.kind.page_size, indptr, last, indices, names)
-    raise ValueError(f"{op}: {names[0]}: got tables that do not fit each other")
+    raise ValueError(f"{called(op)}: {names[0]}: got tables that do not fit each other")

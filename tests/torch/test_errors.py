@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import flashinfer
+from flashinfer.errors import GradientError
 
 from ..support.attention_oracle import workspace
 from ..support.attention_samples import samples
@@ -113,6 +114,37 @@ def test_wrappers_name_their_method(device):
             TypeError, match=r"^BatchPrefillWithRaggedKVCacheWrapper\.run: v: got float32, wanted float16"
         ):
             call(x, x, x.float())
+
+
+def test_wrappers_of_wrappers_name_their_method(device):
+    """Pass arguments that only an inner wrapper or function checks."""
+    q, k = torch.randn(2, 4, 64, device=device).half(), torch.randn(5, 2, 64, device=device).half()
+    cache = torch.randn(3, 2, 4, 2, 64, device=device).half()
+    indptr, indices, last = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 3], [0, 1, 2], [1, 3]))
+    queries, sizes = torch.tensor([0, 1, 2], dtype=torch.int32), (4, 2, 64, 4)
+    learned, mask = q.clone().requires_grad_(), torch.ones(3, 3, dtype=torch.bool, device=device)
+    pod = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
+    levels = flashinfer.MultiLevelCascadeAttentionWrapper(1, workspace(device))
+    decode = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(workspace(device))
+    prefill = flashinfer.BatchPrefillWithSharedPrefixPagedKVCacheWrapper(workspace(device))
+
+    def refused(wrapper: object, method: str, text: str, *args: object, **options: object) -> None:
+        with pytest.raises((ValueError, TypeError, GradientError)) as caught:
+            getattr(wrapper, method)(*args, **options)
+        assert str(caught.value).startswith(f"{type(wrapper).__name__}.{method}: {text}")
+
+    refused(decode, "forward", "got no plan, wanted a call of begin_forward() before", q, k, k, cache)
+    refused(pod, "plan", "kv_data_type: got int32", indptr, indices, last, *sizes, kv_data_type=torch.int32)
+    pod.plan(indptr, indices, last, *sizes)
+    levels.plan([queries], [indptr], [indices], [last], *sizes)
+    decode.begin_forward(indptr, indices, last, *sizes)
+    prefill.begin_forward(queries, indptr, indices, last, *sizes)
+    refused(pod, "run", "has no gradient", q, k, k, learned, cache)
+    refused(pod, "run", "custom_mask: got shape [3, 3]", q, k, k, q, cache, mask)
+    refused(pod, "run", "k: got int32", q, k.int(), k, q, cache)
+    refused(levels, "run", "has no gradient", learned, cache)
+    refused(decode, "forward", "has no gradient", learned, k, k, cache)
+    refused(prefill, "forward", "kv_data_type: got int32", q, k, k, cache.int())
 
 
 def negated(x: torch.Tensor) -> torch.Tensor:
