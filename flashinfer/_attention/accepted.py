@@ -1,6 +1,6 @@
 """Arguments that engines pass and that FlashInfer 0.2.7 does not have.
 
-The neutral value of each argument is accepted. Any other value is obeyed, or refused with the reason.
+The neutral value of each argument has no effect. Any other value takes effect or raises an error with the reason.
 """
 
 from __future__ import annotations

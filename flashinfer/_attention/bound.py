@@ -1,12 +1,12 @@
 """Bound calls of attention, operators with few arguments for eager mode, and the streams of runs.
 
-torch needs as long to pass an argument from Python to an operator as the operator needs to use it. ``run`` of
-an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` takes these once
-and stores them under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and the other
+torch converts every argument of an operator in each call, which takes as long as the operator's own work on it.
+``run`` of an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` stores
+these once under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and the other
 arguments.
 
 A bound call has the result of the full operator, or refuses before it writes anything. The full operator then
-copies what kernels cannot read, or raises the detailed error.
+copies tensors that kernels cannot read, or raises the detailed error.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class BoundCalls:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: tuple[Any, ...], layout: int,
         mask_mode: int, logits: Logits, backend: str = "auto",
     ) -> None:  # fmt: skip
-        """Bind calls of this kind, if that is possible and not done."""
+        """Bind calls with these arguments, unless they are bound already or need the full operator."""
         chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cpu, q.is_cuda, options)
         if (
             is_compiling()

@@ -112,7 +112,7 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
 
 @cache
 def kernels_for_archs(family: str) -> tuple[str, ...]:
-    """Return the kernels of a family for one arch each, by file. Cached, because a plan asks for them."""
+    """Return the archs for which a family has kernels. Cached, because each plan needs them."""
     return arch_kernels(family)
 
 

@@ -68,13 +68,13 @@ class Extent(NamedTuple):
         return self.window_left < 0 or 0 <= other.window_left <= self.window_left
 
     def joined(self, other: Extent) -> Extent:
-        """Return the smallest extent that holds both."""
+        """Return the smallest extent that contains both."""
         windows = self.window_left, other.window_left
         return Extent(self.causal and other.causal, -1 if min(windows) < 0 else max(windows))
 
 
 class Requests(NamedTuple):
-    """The part of a plan that no option changes."""
+    """Sizes, tables and masks of a planned batch. Options do not change them."""
 
     batch: Batch
     shape: Shape
@@ -92,7 +92,7 @@ class Requests(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Requests, lists and options, ready to run."""
+    """Plan of a batch: its requests, its lists of work, and the options of its runs."""
 
     requests: Requests
     lists: Lists

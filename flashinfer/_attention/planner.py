@@ -1,6 +1,6 @@
 """Plans of the wrappers.
 
-A parsed request becomes lists and tables on the device, and calls that are bound to them.
+The planner schedules a parsed request, copies lists and tables to the device, and binds calls to them.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ class Planner(EngineContract):
     def _use(self, logits: Logits, causal: int | None = None) -> None:
         """Run the requests of the last plan with other options from now on, until the next plan.
 
-        They are arguments of the kernels. New lists are made only if the lists lack keys that the options see, or
-        have other tiles than the kernels. Capture of a CUDA graph refuses them.
+        Options are arguments of the kernels. The plan gets new lists only if the current ones lack visible keys or
+        have tiles of another size. New lists are an error during the capture of a CUDA graph.
         """
         planned = self._planned_or_fail("forward")
         options = Options(logits, planned.options.causal if causal is None else causal)

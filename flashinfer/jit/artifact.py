@@ -66,7 +66,7 @@ def build_key(spec_key: str, target: Target, identity: Identity) -> str:
 
 
 def read(directory: Path, name: str) -> Artifact | str | None:
-    """Return a directory's artifact by its manifest, or why it is invalid, or ``None`` without one."""
+    """Read the artifact of a directory. Return a text if it is invalid, ``None`` if there is no manifest."""
     try:
         if (refusal := trust.refusal(directory)) is not None:
             return refusal

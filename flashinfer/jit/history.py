@@ -32,7 +32,7 @@ class Past(NamedTuple):
 
 
 def past_of(name: str) -> dict[str, Past]:
-    """Return file (or ``LINK``) -> its last time and memory. An unreadable history is empty."""
+    """Map each file, and ``LINK``, to its last time and memory. An unreadable history is empty."""
     for root in roots():
         with suppress(OSError, ValueError, TypeError, AttributeError):
             entries = json.loads((root / "history" / f"{name}.json").read_bytes())
@@ -77,8 +77,8 @@ class Unit:
     """One step of a build. Its times are seconds since the epoch.
 
     ``kind``: ``compile``, ``link``, ``reuse`` (an object of an interrupted build) or ``wait`` (for a slot, or
-    another process's build). ``name`` is the file made of ``source``. ``lane`` is the compile slot, for a
-    wait the one it led to.
+    another process's build). ``name`` is the output of ``source``. ``lane`` is the compile slot. For a wait, it
+    is the slot that the unit got afterwards.
     """
 
     kind: str

@@ -139,9 +139,9 @@ def mark_used(found: Artifact) -> None:
 
 
 def map_library(found: Artifact, descriptor: int) -> None:
-    """Map the verified file, wherever its path leads by now.
+    """Map the verified file through its descriptor, because its path may name another file by now.
 
-    ``torch.ops.load_library`` would use the path. A library with ``$ORIGIN`` in its run path is not
+    ``torch.ops.load_library`` would open the path. A library with ``$ORIGIN`` in its run path is not
     supported.
     """
     import torch

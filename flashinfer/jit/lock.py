@@ -128,9 +128,9 @@ def try_hold(name: str, module: str, generation: int = 0, patience: float = 0.0)
 
 @contextmanager
 def exclusive(what: str, patience: float = 0.0) -> Iterator[bool]:
-    """Yield whether only this process of the machine does ``what``, after at most ``patience`` seconds.
+    """Yield True if this process holds the lock of the task ``what``. Wait at most ``patience`` seconds for it.
 
-    Without working locks the answer is yes.
+    On a file system without locks, yield True.
     """
     hold = None
     with suppress(ReentrantBuildError):  # a signal handler in a thread that has it
@@ -179,11 +179,11 @@ def pid_namespace() -> str:
 
 
 def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
-    """Wait for another process's build, and report that.
+    """Wait for another process's build, and report the wait.
 
-    Return ``None`` once it is published, or a hold if it is now ours to build. If an owner is stopped for
-    ``PATIENCE``, or its lock outlives it, the next generation of the lock lets one of the waiting processes
-    build in another directory.
+    Return ``None`` after its publication, or a hold if this process must build the module. An owner may be
+    stopped for ``PATIENCE``, or end without releasing its lock. Then one of the waiting processes takes the
+    lock of the next generation and builds in another directory.
 
     Raises:
         JitTimeoutError: ``FLASHINFER_JIT_TIMEOUT`` has passed.

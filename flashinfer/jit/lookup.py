@@ -101,7 +101,7 @@ class Request:
     """A request for a module: an artifact with the spec's key, or one that covers all needed values.
 
     Args:
-        needs: the values of axes that the caller will use, or all values of an axis that is not named.
+        needs: axis -> the values that the caller will use. A missing axis stands for all its values.
         machine: the machine that the artifact is for, by default this one.
         use: called with a found artifact and a descriptor of its verified library, before it is closed.
         prebuilt: accept artifacts of AOT directories.
@@ -198,11 +198,11 @@ class Directories(Source):
     reads_only = True
 
     def places(self, name: str, key: str | None = None) -> TrustedPaths:
-        """Yield the directories of a module: of one key, if the source tells keys apart, or of all."""
+        """Yield the directories of a module. If each key has its own directories, yield only those of ``key``."""
         raise NotImplementedError
 
     def places_of_build(self, request: BuildRequest) -> TrustedPaths:
-        """Yield the directories that one build may be in."""
+        """Yield the directories that may contain one build."""
         raise NotImplementedError
 
     def find(self, request: Request) -> Artifact | Rejected:

@@ -1,7 +1,8 @@
-"""Starts of programs, pipes and imports, each as one step that no fork of another thread divides.
+"""Starts of programs, pipes and imports during which no other thread can fork.
 
-A child forked inside such a step has a module that is half imported, or the end of a pipe whose reader waits for the
-last writer to close it. It hangs, or its parent does. So a fork waits until the step has ended.
+A child that is forked during an import has a half imported module. A child that is forked between the creation of a
+pipe and the start of a program inherits an end of the pipe, and the pipe's reader never sees the end of the data.
+Either process may hang. So a fork waits for the end of the step.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def run(command: Sequence[str], timeout: float, **options: Any) -> subprocess.Co
 
 
 def pipe() -> tuple[int, FileIO]:
-    """Open a pipe that tells a child that this process is alive: the end to pass on, and the end to hold.
+    """Open a pipe whose closing tells a child that this process has ended. Return the child's end and this one's.
 
-    Neither is 0, 1 or 2: where these are closed, a pipe would get their numbers and lose its ends in the child.
+    Both numbers are above 2. A pipe may get 0, 1 or 2 if they are closed, and the child would replace these.
     """
     with _step:
         ends = os.pipe()

@@ -42,7 +42,7 @@ MAX_MODULES = 200  # modules in one ninja run: each holds a lock, and a process 
 
 
 class Remote(Source):
-    """Stores of ``FLASHINFER_STORE``. They fetch several artifacts at once."""
+    """Source that fetches artifacts from the stores of ``FLASHINFER_STORE``, several at once."""
 
     def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
         if holds and env.STORE.is_set:
@@ -52,7 +52,7 @@ class Remote(Source):
 
 
 class Build(Source):
-    """Compilers of this machine. They build all modules in one run."""
+    """Source that compiles modules on this machine, all in one run of ninja."""
 
     def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
         builds = {one if isinstance(one, BuildRequest) else permitted(one): one for one in holds}
@@ -181,9 +181,9 @@ def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: W
 
 
 def _take_locks(pending: Sequence[Request], session: Session) -> dict[Request, Outcome]:
-    """Take the locks of all modules that no other process makes, else of the first one after waiting for it.
+    """Take all free locks of pending modules. If no lock is free, wait for that of the first module.
 
-    Return outcomes of modules that another process made meanwhile, or that cannot be waited for.
+    Return the outcomes of modules that another process made meanwhile, and of failed waits.
     """
     from .history import Unit
     from .lock import try_hold, wait
@@ -242,7 +242,7 @@ def _prepared() -> type[Session]:
 
 
 def _to_make(request: Request, reason: str) -> Request:
-    """Return the build that answers a request, or the request itself if only a store can answer it."""
+    """Return a build request for a missing module, or the request itself if this machine cannot build it."""
     request.reason, wanted = reason, request
     try:
         wanted = permitted(request)

@@ -1,12 +1,12 @@
-"""``Spec``: the complete description of a module, and the files that it is made of.
+"""``Spec``: the complete description of a module, and the digests of its files.
 
 A spec is a value, made without a compiler, a GPU or a disk write. Its ``key`` hashes an injective encoding of
 everything that changes a byte of the artifact and is the same on every machine, see ``fields``. The target
 (CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``artifact.build_key``.
 
 Files count by content: a module's sources and all headers of the library and the user that they reach. The scan
-follows includes on both sides of every conditional. It cannot see a name that is a macro. The compiler's
-dependency output reveals such a header after the build, see ``build.check_dependencies``.
+follows includes on both sides of every conditional. It does not find an include whose name is a macro. The
+compiler's dependency output reveals such a header after the build, see ``build.check_dependencies``.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Spec:
         return {n: flag for n, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)}
 
     def roots(self) -> tuple[str, ...]:
-        """Return the files that reach all others: sources, the template and further headers."""
+        """Return the files from which the scan of includes starts: sources, the template and further headers."""
         template = (f"{env.data_root()}/{self.template}",) if self.template else ()
         return (*self.source_paths(), *template, *self.headers)
 
@@ -228,14 +228,13 @@ def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, str]:
-    """Return every file of the library or the user that ``sources`` reach -> its digest.
+    """Map every file of the library or the user that ``sources`` include, also indirectly, to its digest.
 
     Names are resolved as by a compiler: in quotes next to the including file, then in ``include_dirs`` in
     order. A name that is not found belongs to the system, to CUDA or to torch, whose versions enter the build
     key.
     """
     # Most includes name the same few headers.
-    # Most names are those of a few headers.
     find = cache(lambda name: next(filter(os.path.isfile, (_join(folder, name) for folder in include_dirs)), None))
     digests: dict[str, str] = {}
     todo = list(sources)

@@ -25,7 +25,7 @@ Tools = dict[str, str | bool | None]
 
 
 class _Call:
-    """A call that is made by unpickling it."""
+    """A call that runs when it is unpickled."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
@@ -40,9 +40,9 @@ def packed(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[[byt
 
 
 class Job:
-    """One module in the form that a worker receives, and the paths of this machine that its marks stand for.
+    """Message that describes one module to a worker, and the marks that replace paths of this machine.
 
-    ``tree`` maps the project's files that the module is made of to their digests, ``own`` those of the user.
+    ``tree`` maps the module's files of the project to their digests, ``own`` those of the user.
     ``contents`` has the bytes of both by digest.
     """
 

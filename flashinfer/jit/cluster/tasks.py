@@ -27,7 +27,7 @@ def store() -> Path:
 
 
 def tree_of(tree: str) -> Path:
-    """Return the directory of a client's tree: the files that its modules are made of."""
+    """Return the directory of a client's tree, which contains the files of its modules."""
     return workspace() / "sources" / tree
 
 
@@ -42,7 +42,7 @@ def offer(digests: Iterable[str]) -> dict[str, Any]:
 
 
 def store_tree(contents: Mapping[str, bytes], files: Mapping[str, str]) -> str:
-    """Store files by digest, lay out the tree that they make (name -> digest), and return its name.
+    """Store files by digest, write the tree ``files`` (name -> digest), and return the tree's name.
 
     Raises:
         OSError: they cannot be written here.
@@ -69,9 +69,10 @@ def _is_whole(path: Path, sha256: str) -> bool:
 
 
 def make(job: dict[str, Any]) -> dict[str, Any]:
-    """Build one module.
+    """Build one module and return its manifest and library.
 
-    Return its manifest and library, or its ``error``, or why to try ``again``: elsewhere if ``unfit``.
+    After a failure, return the compiler's ``error``, or in ``again`` the reason to send the module once more.
+    With ``unfit``, another worker must get it.
     """
     from distributed import get_worker
 

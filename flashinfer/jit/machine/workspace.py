@@ -83,9 +83,9 @@ def make_private(parent: Path, prefix: str = "") -> Path:
 
 @contextmanager
 def scratch(parent: Path | None = None, prefix: str = "flashinfer-") -> Iterator[Path]:
-    """Yield a private directory in ``parent``, else the temporary directory, else the workspace.
+    """Yield a private directory, and remove it afterwards.
 
-    Remove it.
+    It is in ``parent``, by default in the temporary directory or else in the workspace.
     """
     folder = make_private(parent, prefix) if parent is not None else _temporary(prefix)
     try:
@@ -109,7 +109,7 @@ def roots() -> tuple[Path, ...]:
 
 @contextmanager
 def about(path: Path) -> Iterator[None]:
-    """Name ``path`` in every OSError that names none, as those of ``write`` and ``fsync`` do."""
+    """Add ``path`` to an OSError without a file name, such as those of ``write`` and ``fsync``."""
     try:
         yield
     except OSError as err:

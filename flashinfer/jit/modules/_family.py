@@ -57,14 +57,14 @@ def family_spec(
 
 
 def kernels_of(family: str, backends: Iterable[str] = BACKENDS) -> tuple[str, ...]:
-    """Return the kernels that a family has for some backends, found by file: ``cpu``, ``cuda``, ``sm90a``."""
+    """Return the names of a family's files of kernels for some backends: ``cpu``, ``cuda``, ``sm90a``."""
     files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
     ends = (stem.removeprefix(f"{family}_") for stem in files)
     return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _archs(end))))
 
 
 def arch_kernels(family: str) -> tuple[str, ...]:
-    """Return the kernels that a family has for one arch each, found by file: ``sm90a``."""
+    """Return the archs for which a family has a file of kernels, such as ``sm90a``."""
     return tuple(kernels for kernels in kernels_of(family, ("cuda",)) if kernels != "cuda")
 
 

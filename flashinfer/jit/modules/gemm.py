@@ -20,12 +20,12 @@ def gen_gemm_module(device: object = None) -> JitSpec:
 
 
 def gen_gemm_sm90_module() -> JitSpec:
-    """Return the module that serves Hopper, by FlashInfer's name. It serves every GPU."""
+    """Return :func:`gen_gemm_module` for CUDA. FlashInfer has one module for each arch, this tree one for all."""
     return gen_gemm_module("cuda")
 
 
 def gen_gemm_sm100_module() -> JitSpec:
-    """Return the module that serves SM100, by FlashInfer's name. It serves every GPU."""
+    """Return :func:`gen_gemm_module` for CUDA, like :func:`gen_gemm_sm90_module`."""
     return gen_gemm_module("cuda")
 
 

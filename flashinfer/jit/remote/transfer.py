@@ -69,7 +69,7 @@ def fetch_default(
     destination: Callable[[str], Path],
     refusal: Refusal,
 ) -> Artifact | None:
-    """Publish a build for these archs by any tools. A machine without tools cannot compute its own build key."""
+    """Publish a build for these archs, whatever its tools. A machine without tools cannot compute a build key."""
     for one in candidates:
         text = one.get(place := pointer(spec.name, key, archs))
         if text is None:
