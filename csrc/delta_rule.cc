@@ -6,6 +6,26 @@
 namespace flashinfer::binding {
 namespace {
 
+// Computes whole sequences. `params` has the options that are not in `args`.
+std::tuple<Tensor, Tensor> run_sequences(const DeltaRuleArguments& args, DeltaRuleParams params, const Tensor& q,
+                                         const Tensor& v, const OptionalTensor& initial_state, bool final_state) {
+  const int64_t num = args.inputs.num_sequences;
+  const void* initial = args.state(initial_state, "initial_state");
+  const OnDevice where(args.q);
+  Tensor o = args.like_v(v), state = args.new_states(final_state ? num : 0, q);
+  params.in = args.inputs;
+  params.o = View(o, "o").data;
+  params.initial_state = initial;
+  params.final_state = final_state ? View(state, "final_state").data : nullptr;
+  params.num_slots = num;
+  params.state_dtype = state_dtype(args.q.dtype);
+  params.slot_bytes = args.inputs.num_value_heads * args.inputs.state_size() * size_of(params.state_dtype);
+  const Tensor workspace = empty_bytes(delta_rule_chunk_workspace(args.inputs, where), q);
+  params.workspace = View(workspace, "workspace").data;
+  delta_rule(params, where);
+  return {std::move(o), std::move(state)};
+}
+
 std::tuple<Tensor, Tensor> delta_rule_autograd(const Tensor& q, const Tensor& k, const Tensor& v,
                                                const OptionalTensor& g, const OptionalTensor& gk,
                                                const OptionalTensor& beta, const OptionalTensor& initial_state,
@@ -14,21 +34,42 @@ std::tuple<Tensor, Tensor> delta_rule_autograd(const Tensor& q, const Tensor& k,
                                                bool v_first, bool chunked) {
   const Check check("delta_rule");
   const DeltaRuleArguments args(check, q, k, v, g, gk, beta, cu_seqlens, scale, scale_tensor, l2norm, v_first, chunked);
-  const int64_t num = args.inputs.num_sequences;
-  const void* initial = args.state(initial_state, "initial_state");
-  const OnDevice where(args.q);
-  Tensor o = args.like_v(v), state = args.new_states(final_state ? num : 0, q);
+  return run_sequences(args, {}, q, v, initial_state, final_state);
+}
+
+// Also stores states within the sequences.
+std::tuple<Tensor, Tensor> delta_rule_checkpoints(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                  const OptionalTensor& g, const OptionalTensor& gk,
+                                                  const OptionalTensor& beta, const OptionalTensor& initial_state,
+                                                  const OptionalTensor& cu_seqlens, const Tensor& checkpoints,
+                                                  const Tensor& checkpoint_starts, int64_t checkpoint_every,
+                                                  double scale, const OptionalTensor& scale_tensor, bool final_state,
+                                                  bool l2norm, bool v_first, bool chunked) {
+  const Check check("delta_rule_checkpoints");
+  // On CUDA only the recurrent kernel stores checkpoints.
+  const DeltaRuleArguments args(check, q, k, v, g, gk, beta, cu_seqlens, scale, scale_tensor, l2norm, v_first,
+                                chunked && !kOnCuda);
+  const View states(checkpoints, "checkpoints"), starts(checkpoint_starts, "checkpoint_starts");
+  check.rank(states, 4, 4);
+  if (args.q.dtype == DType::kFloat64) {
+    check.dtype(states, {DType::kFloat64});
+  } else {
+    check.floating(states);
+  }
+  args.state_shape(states, -1);
+  check.writable(states);
+  for (const View* arg : {&args.q, &args.k, &args.v}) check.no_overlap(states, *arg, false);
+  if (initial_state) check.no_overlap(states, View(*initial_state, "initial_state"), false);
+  check.shape(starts, {args.inputs.num_sequences});
+  check.that(checkpoint_every > 0 && checkpoint_every % 64 == 0, "checkpoint_every",
+             "got another number, wanted a positive multiple of 64");
   DeltaRuleParams params{};
-  params.in = args.inputs;
-  params.o = View(o, "o").data;
-  params.initial_state = initial;
-  params.final_state = final_state ? View(state, "final_state").data : nullptr;
-  params.num_slots = num;
-  params.state_dtype = state_dtype(args.q.dtype);
-  const Tensor workspace = empty_bytes(delta_rule_chunk_workspace(args.inputs, where), q);
-  params.workspace = View(workspace, "workspace").data;
-  delta_rule(params, where);
-  return {std::move(o), std::move(state)};
+  params.checkpoints = states.data;
+  params.checkpoint_starts = args.indices(starts);
+  params.checkpoint_every = checkpoint_every;
+  params.num_checkpoints = states.size(0);
+  params.checkpoint_dtype = states.dtype;
+  return run_sequences(args, params, q, v, initial_state, final_state);
 }
 
 std::tuple<Tensor, Tensor> delta_rule_forward(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -57,7 +98,7 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
   } else {
     check.floating(pool);
   }
-  args.state_shape(pool, state_indices || output_indices ? -1 : in.batch_size);
+  args.slots_shape(pool, state_indices || output_indices ? -1 : in.batch_size);
   DeltaRuleParams params{};
   const auto per_head = [&](const OptionalTensor& tensor, const char* name, bool rows) -> const float* {
     if (!tensor) return nullptr;
@@ -109,6 +150,7 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
   params.initial_state = pool.data;
   params.final_state = update_state ? pool.data : nullptr;
   params.num_slots = pool.size(0);
+  params.slot_bytes = pool.stride(0) * size_of(pool.dtype);
   params.state_dtype = pool.dtype;
   params.beta_sigmoid = check.int32("beta_sigmoid", beta_sigmoid);
   delta_rule(params, where);
@@ -118,6 +160,7 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
 FLASHINFER_LIBRARY(m) {
   m.impl("delta_rule", box<delta_rule_forward>);
   m.impl("delta_rule_autograd", box<delta_rule_autograd>);
+  m.impl("delta_rule_checkpoints", box<delta_rule_checkpoints>);
   m.impl("delta_rule_step", box<delta_rule_step>);
 }
 

@@ -35,19 +35,17 @@ from ._delta_rule.arguments import (
     gate,
     indices,
     numbers,
-    promoted,
     row_gate,
     sigmoid_of,
 )
-from ._delta_rule.operators import delta_rule as delta_rule_operator
 from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
+from ._delta_rule.sequences import run_sequences
 from ._ops.arguments import check_none
 from ._ops.errors import value_error
 from ._ops.scalars import scalar
 from ._ops.tensors import check_metadata
 from .delta_rule_backward import state_dtype
 from .jit.modules.delta_rule import gen_delta_rule_module
-from .jit.spec import BACKENDS
 
 __all__ = [
     "chunk_delta_rule",
@@ -61,26 +59,6 @@ __all__ = [
     "fused_recurrent_kda",
     "gen_delta_rule_module",
 ]
-
-
-def _run(
-    function: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, gk: torch.Tensor | None,
-    beta: torch.Tensor | None, scale: float | None, initial_state: torch.Tensor | None, output_final_state: bool,
-    l2norm: bool, cu_seqlens: torch.Tensor | None, v_first: bool, chunked: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    number = checked_scale(function, q, scale)
-    if q.device.type in BACKENDS and torch.is_autocast_enabled(q.device.type):
-        q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
-    dtype_of_v = v.dtype
-    q, k, v = promoted(q, k, v)
-    check_logarithms(function, "g", g)
-    check_logarithms(function, "gk", gk)
-    state = numbers(function, "initial_state", initial_state, state_dtype(q))
-    o, final = delta_rule_operator(
-        dense(q), dense(k), dense(v), g, gk, beta, state, indices(function, "cu_seqlens", cu_seqlens), number, output_final_state, l2norm, v_first,
-        chunked,
-    )  # fmt: skip
-    return o.to(dtype_of_v), final if output_final_state else None
 
 
 def fused_recurrent_delta_rule(
@@ -122,7 +100,7 @@ def fused_recurrent_delta_rule(
     """
     name = "fused_recurrent_delta_rule"
     check_tokens(name, q, k, v)
-    return _run(
+    return run_sequences(
         name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
@@ -156,7 +134,7 @@ def chunk_delta_rule(
     check_tokens(name, q, k, v)
     check_chunk(name, chunk_size)
     check_rank(name, 3, f", or two in {PACKED}", beta=beta)
-    return _run(
+    return run_sequences(
         name, q, k, v, None, None, numbers(name, "beta", beta, state_dtype(q, k, v)), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
@@ -199,7 +177,7 @@ def fused_recurrent_gated_delta_rule(
     check_tokens(name, q, k, v)
     check_none(name, "gv", gv, "no kernel has a gate of columns")
     dtype = state_dtype(q, k, v)
-    return _run(
+    return run_sequences(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), numbers(name, "gk", gk, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
@@ -245,7 +223,7 @@ def chunk_gated_delta_rule(
     check_chunk(name, chunk_size)
     check_rank(name, 3, f", or two in {PACKED}", beta=beta)
     dtype = state_dtype(q, k, v)
-    return _run(
+    return run_sequences(
         name, q, k, v, gate(name, g, use_gate_in_kernel, A_log, dt_bias, dtype), None,
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
@@ -288,7 +266,7 @@ def fused_recurrent_kda(
     name = "fused_recurrent_kda"
     check_tokens(name, q, k, v)
     dtype = state_dtype(q, k, v)
-    return _run(
+    return run_sequences(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
@@ -333,7 +311,7 @@ def chunk_kda(
     if safe_gate and (lower_bound is None or lower_bound < -5):
         raise value_error(name, "lower_bound", lower_bound, "-5 or more with safe_gate")
     dtype = state_dtype(q, k, v)
-    return _run(
+    return run_sequences(
         name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
@@ -372,7 +350,7 @@ def delta_rule_step(
     Args:
         q, k, v, scale, use_qk_l2norm_in_kernel: as in :func:`fused_recurrent_delta_rule`, with a small T.
         state: ``[slots, HV, K, V]`` (``state_v_first``: ``[slots, HV, V, K]``), float32, float16 or bfloat16,
-            contiguous. Computed in float32 and rounded once, when it is stored.
+            contiguous in each slot; slots may have gaps. Computed in float32 and rounded once, when it is stored.
         g, beta: ``[B, T, HV]``; beta ``[B, T, HV, V]`` too. g is the **natural logarithm** of the decay, at
             most 0.
         gk: ``[B, T, HV, K]``, one logarithm for each row of the state; g and gk together add.

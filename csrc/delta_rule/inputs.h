@@ -73,6 +73,19 @@ struct DeltaRuleArguments {
     check.contiguous(state);
     check.aligned(state);
   }
+  // Checks a pool of states, in which there may be gaps between the slots.
+  void slots_shape(const View& pool, int64_t num) const {
+    const int64_t rows = inputs.v_first ? inputs.value_dim : inputs.key_dim;
+    check.shape(pool, {num, inputs.num_value_heads, rows, inputs.v_first ? inputs.key_dim : inputs.value_dim});
+    check.same_device(pool, q);
+    check.aligned(pool);
+    int64_t expected = 1;
+    bool dense = true;
+    for (int64_t dim = 3; dim > 0; expected *= pool.size(dim--))
+      dense = dense && (pool.size(dim) == 1 || pool.stride(dim) == expected);
+    if (pool.size(0) > 1) dense = dense && pool.stride(0) >= expected;
+    if (!dense && pool.numel > 0) check.fail(pool, "is not contiguous, wanted contiguous slots that do not overlap");
+  }
   const void* state(const OptionalTensor& tensor, const char* name) const {
     if (!tensor) return nullptr;
     const View arg(*tensor, name);

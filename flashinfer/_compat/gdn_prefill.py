@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .._delta_rule.arguments import check_floats, check_rank
+from .._delta_rule.arguments import check_floats, check_rank, checkpoints_of, indices, numbers
+from .._delta_rule.sequences import run_sequences
 from .._ops.errors import value_error
-from .._ops.numbers import check_option, whole
+from .._ops.numbers import check_option
 from .._ops.tensors import check_metadata, is_readable
-from ..delta_rule import chunk_gated_delta_rule as _by_tokens
 from ..errors import UnsupportedError
 
 __all__ = ["chunk_gated_delta_rule"]
@@ -20,24 +20,23 @@ def _error(argument: str, got: object, wanted: str) -> ValueError:
     return value_error(_NAME, argument, got, wanted)
 
 
-def _refuse(
-    checkpoints: torch.Tensor | None, starts: torch.Tensor | None, every: int, use_cp: str | bool,
-    state_indices: torch.Tensor | None,
-) -> None:  # fmt: skip
-    """Reject invalid arguments first, and then those that have no kernel."""
-    tables = {"state_checkpoints": checkpoints, "checkpoint_cu_starts": starts}
-    if whole(_NAME, "checkpoint_every_n_tokens", every) < 0 or every % 64:
-        raise _error("checkpoint_every_n_tokens", every, "0 or a positive multiple of 64")
-    for name, tensor in tables.items():
-        if (tensor is None) != (every == 0):
-            wanted = "None with checkpoint_every_n_tokens=0" if every == 0 else f"a tensor for every {every} tokens"
-            raise _error(name, type(tensor).__name__, wanted)
-    check_option(_NAME, "use_cp", use_cp, ("auto", True, False))
-    for name, unsupported in {
-        "checkpoint_every_n_tokens": every != 0, "use_cp": use_cp is True, "state_indices": state_indices is not None,
-    }.items():  # fmt: skip
-        if unsupported:
-            raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; leave it at its default")
+def _rows(state_indices: torch.Tensor, sequences: int, *pools: torch.Tensor) -> torch.Tensor:
+    """Return rows of pools as int64.
+
+    Raises:
+        ValueError: another number of rows, or on the CPU a row that is repeated or outside a pool. On CUDA the
+            values are not read.
+    """
+    rows = indices(_NAME, "state_indices", state_indices)
+    assert rows is not None
+    check_metadata(_NAME, "state_indices", rows, (sequences,), pools[0].device, torch.int32, torch.int64)
+    if is_readable(rows):
+        least = min(pool.shape[0] for pool in pools)
+        if bool(((rows < 0) | (rows >= least)).any()):
+            raise _error("state_indices", "a row outside the pool", f"rows from 0 to {least - 1}")
+        if rows.unique().numel() != sequences:
+            raise _error("state_indices", "a row twice", "different rows")
+    return rows.long()
 
 
 def _heads(tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -77,17 +76,25 @@ def chunk_gated_delta_rule(
             error; on CUDA they are not read.
         beta: ``[T, H]``, of any float dtype; ``None``: 1.
         scale: ``None``: ``K ** -0.5``.
-        initial_state: ``[N, H, V, K]``, float32, float16 or bfloat16; ``None``: zeros.
+        initial_state: ``[N, H, V, K]``, float32, float16 or bfloat16; ``None``: zeros. A pool ``[slots, H, V, K]``
+            with ``state_indices``.
         output_final_state: also return the final states.
         cu_seqlens: ``[N + 1]`` integers, required.
         use_qk_l2norm_in_kernel: as in :func:`flashinfer.delta_rule.chunk_gated_delta_rule`.
         output: ``[T, H, V]`` of v's dtype, written and returned.
         output_state: ``[N, H, V, K]``, float32, float16 or bfloat16, written and returned. ``None``:
-            allocated in initial_state's dtype, or in float32 without one.
-        state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens: states within sequences. They have
-            no kernel: ``None`` and 0.
+            allocated in initial_state's dtype, or in float32 without one. A pool with ``state_indices``, which may
+            be the same tensor. Only the named rows are written.
+        state_checkpoints: ``[C, H, V, K]``, contiguous, of initial_state's dtype, or float32 without one. It receives
+            the state after every ``checkpoint_every_n_tokens`` tokens of each sequence, without a remainder at the
+            end. On CUDA such a call runs the recurrent kernel, not the chunk kernels.
+        checkpoint_cu_starts: ``[N + 1]`` integers: sequence n writes rows from its element on. Rows outside
+            ``state_checkpoints`` are not written.
+        checkpoint_every_n_tokens: a multiple of 64; 0: no checkpoints.
         use_cp: ``"auto"`` or ``False``. ``True`` requests a split of sequences, which has no kernel.
-        state_indices: slots of a pool, which have no kernel: ``None``.
+        state_indices: ``[N]`` different integers, the rows of the pools that the sequences read and write. The pools
+            may have any strides. The call gathers the rows before the kernel and scatters them after it. On the CPU
+            an invalid row is an error; on CUDA it fails an assertion of the device.
         backend: ``"auto"`` or ``"flashinfer"``, which are the same.
         _cp_chunk_len, max_seqlen: unused hints.
 
@@ -97,14 +104,17 @@ def chunk_gated_delta_rule(
     Raises:
         ValueError: invalid shapes or values.
         TypeError: invalid dtypes.
-        UnsupportedError: checkpoints, ``state_indices`` or ``use_cp=True``.
+        UnsupportedError: ``use_cp=True``.
+        GradientError: checkpoints, and a tensor that requires a gradient.
     """
     check_rank(_NAME, 3, f", or four in {_BY_TOKENS}", q=q, k=k, v=v)
     for name, gate in (("g", g), ("beta", beta)):
         if gate is not None:
             check_rank(_NAME, 2, f", or three in {_BY_TOKENS}", **{name: gate})
             check_floats(_NAME, name, gate)
-    _refuse(state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens, use_cp, state_indices)
+    check_option(_NAME, "use_cp", use_cp, ("auto", True, False))
+    if use_cp is True:
+        raise UnsupportedError(f"{_NAME}: use_cp: has no kernel here; leave it at its default")
     check_option(_NAME, "backend", backend, ("auto", "flashinfer"))
     if cu_seqlens is None:
         raise _error("cu_seqlens", None, "offsets of the sequences")
@@ -114,23 +124,43 @@ def chunk_gated_delta_rule(
             raise _error(name, f"{tensor.shape[1]} heads", f"a divisor of {count}")
     if g is not None and is_readable(g) and bool(((g < 0) | (g > 1)).any()):
         raise _error("g", "numbers outside [0, 1]", f"decays themselves; {_BY_TOKENS} takes their logarithms")
-    numbers = torch.float64 if q.dtype == torch.float64 else torch.float32
-    log = v.new_zeros((1, v.shape[0], count), dtype=numbers) if g is None else g.to(numbers).log()[None]
-    factor = v.new_ones((1, v.shape[0], count), dtype=numbers) if beta is None else beta[None]
-    o, state = _by_tokens(
-        q[None] if k.shape == q.shape else _heads(q, count),
-        k[None] if k.shape == q.shape else _heads(k, count),
-        _heads(v, count), log, factor, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        state_v_first=True, cu_seqlens=cu_seqlens,
-    )  # fmt: skip
-    o = o[0]
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    halves = () if wide == torch.float64 else (torch.float16, torch.bfloat16)
+    sequences, shape = cu_seqlens.shape[0] - 1, (count, v.shape[2], q.shape[2])
     if output is not None:
-        check_metadata(_NAME, "output", output, o.shape, o.device, o.dtype)
-    if state is not None and output_state is None:
-        output_state = state if initial_state is None else state.to(initial_state.dtype)
-    elif state is not None and output_state is not None:
-        halves = () if state.dtype == torch.float64 else (torch.float16, torch.bfloat16)
-        check_metadata(_NAME, "output_state", output_state, state.shape, state.device, state.dtype, *halves)
-        output_state.copy_(state)
-    o = o if output is None else output.copy_(o)
-    return o if state is None or output_state is None else (o, output_state)
+        check_metadata(_NAME, "output", output, (v.shape[0], count, v.shape[2]), v.device, v.dtype)
+    pools = {
+        name: one for name, one in (("initial_state", initial_state), ("output_state", output_state)) if one is not None
+    }
+    for name, pool in pools.items():
+        check_rank(_NAME, 4, "", **{name: pool})
+        states = sequences if state_indices is None else pool.shape[0]
+        check_metadata(_NAME, name, pool, (states, *shape), v.device, wide, *halves)
+    checkpoints = checkpoints_of(
+        _NAME, state_checkpoints, checkpoint_cu_starts, checkpoint_every_n_tokens, shape, sequences,
+        wide if initial_state is None else initial_state.dtype, v.device,
+    )  # fmt: skip
+    rows = None
+    if state_indices is not None:
+        if output_state is None:
+            raise _error("output_state", None, "a pool for state_indices")
+        rows = _rows(state_indices, sequences, *pools.values())
+        output_final_state = True
+        if initial_state is not None:
+            initial_state = initial_state.index_select(0, rows)
+    log = v.new_zeros((1, v.shape[0], count), dtype=wide) if g is None else g.to(wide).log()[None]
+    factor = v.new_ones((1, v.shape[0], count), dtype=wide) if beta is None else beta[None]
+    grouped = k.shape == q.shape  # the kernels find the head of q and k that a value head reads
+    o, state = run_sequences(
+        _NAME, q[None] if grouped else _heads(q, count), k[None] if grouped else _heads(k, count), _heads(v, count),
+        log, None, numbers(_NAME, "beta", factor, wide), scale, initial_state, output_final_state,
+        use_qk_l2norm_in_kernel, cu_seqlens, True, True, checkpoints,
+    )  # fmt: skip
+    o = o[0] if output is None else output.copy_(o[0])
+    if state is None:
+        return o
+    if output_state is None:
+        return o, state if initial_state is None else state.to(initial_state.dtype)
+    if rows is None:
+        return o, output_state.copy_(state)
+    return o, output_state.index_copy_(0, rows, state.to(output_state.dtype))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from .._ops.arguments import check_present
 from .._ops.errors import type_error, value_error
 from .._ops.indices import INTEGERS, narrowed
-from .._ops.numbers import check_option, check_range
-from .._ops.tensors import check_tensor, is_readable
+from .._ops.numbers import check_option, check_range, whole
+from .._ops.tensors import check_metadata, check_tensor, is_readable
 
 CHUNK_SIZES = (16, 32, 64)
 
@@ -185,6 +186,37 @@ def check_bound(function: str, lower_bound: float | None) -> None:
     """Check the smallest logarithm of a gate."""
     if lower_bound is not None and not lower_bound < 0:
         raise value_error(function, "lower_bound", lower_bound, "a number below 0")
+
+
+class Checkpoints(NamedTuple):
+    """States within sequences: after every ``every`` tokens, from row ``starts[n]`` on for sequence n."""
+
+    states: torch.Tensor  # [C, HV, ...]
+    starts: torch.Tensor  # [N]
+    every: int
+
+
+def checkpoints_of(
+    function: str, states: torch.Tensor | None, starts: torch.Tensor | None, every: int,
+    shape: tuple[int, ...], sequences: int, dtype: torch.dtype, device: torch.device,
+) -> Checkpoints | None:  # fmt: skip
+    """Return the checkpoints of a call, or ``None`` with ``every`` = 0. ``shape`` is the shape of a state."""
+    if whole(function, "checkpoint_every_n_tokens", every) < 0 or every % 64:
+        raise value_error(function, "checkpoint_every_n_tokens", every, "0 or a positive multiple of 64")
+    for name, tensor in (("state_checkpoints", states), ("checkpoint_cu_starts", starts)):
+        if (tensor is None) != (every == 0):
+            wanted = "None with checkpoint_every_n_tokens=0" if every == 0 else f"a tensor for every {every} tokens"
+            raise value_error(function, name, type(tensor).__name__, wanted)
+    if states is None or starts is None:
+        return None
+    check_rank(function, 4, "", state_checkpoints=states)
+    check_metadata(function, "state_checkpoints", states, (states.shape[0], *shape), device, dtype)
+    if not states.is_contiguous():
+        raise value_error(function, "state_checkpoints", f"strides {list(states.stride())}", "a contiguous tensor")
+    rows = indices(function, "checkpoint_cu_starts", starts)
+    assert rows is not None
+    check_metadata(function, "checkpoint_cu_starts", rows, (sequences + 1,), device, torch.int32, torch.int64)
+    return Checkpoints(states, rows[:-1].contiguous(), every)
 
 
 def check_chunk(function: str, chunk_size: int, sizes: tuple[int, ...] = CHUNK_SIZES) -> None:

@@ -45,6 +45,14 @@ delta_rule = define(
     general=General(_general, ("q", "k", "v", "g", "gk", "beta", "initial_state"), ("scale",)),
 )
 
+delta_rule_checkpoints = define(
+    f"delta_rule_checkpoints({INPUTS}, Tensor(a!) checkpoints, Tensor checkpoint_starts, int checkpoint_every, float scale,"
+    " Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor)",
+    gen_delta_rule_module,
+    lambda *args: _outputs(*args[:8], *args[11:12], *args[13:]),
+    general=without_gradient("delta_rule_checkpoints", "q", "k", "v", "g", "gk", "beta", "initial_state"),
+)
+
 _STEP = "Tensor? state_indices, Tensor? output_indices, Tensor(b!)? snapshots"
 delta_rule_step = define(
     "delta_rule_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? gk, Tensor? beta, Tensor? A_log,"

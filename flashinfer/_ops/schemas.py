@@ -24,6 +24,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer._delta_rule.operators": (
         "flashinfer::delta_rule_autograd(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gk, Tensor? beta, Tensor? initial_state, Tensor? cu_seqlens, float scale, Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor)",
         "flashinfer::delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gk, Tensor? beta, Tensor? initial_state, Tensor? cu_seqlens, float scale, bool final_state, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor)",
+        "flashinfer::delta_rule_checkpoints(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? gk, Tensor? beta, Tensor? initial_state, Tensor? cu_seqlens, Tensor(a!) checkpoints, Tensor checkpoint_starts, int checkpoint_every, float scale, Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor)",
         "flashinfer::delta_rule_step(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor? g, Tensor? gk, Tensor? beta, Tensor? A_log, Tensor? dt_bias, Tensor? state_indices, Tensor? output_indices, Tensor(b!)? snapshots, float scale, Tensor? scale_tensor, float lower_bound, int beta_sigmoid, bool l2norm, bool v_first, bool update_state) -> Tensor",
     ),
     "flashinfer._gemm.operators": (

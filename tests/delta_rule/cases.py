@@ -36,6 +36,10 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         q, k, v, g, _, beta = (None if one is None else one[:1].contiguous() for one in inputs()[:6])
         return q, k, v, g, None, beta, None, torch.tensor([0, 3, 3, 7], device=device)
 
+    def checkpointed() -> tuple[Any, ...]:
+        q, k, v, g, _, beta = (None if one is None else one[:1].contiguous() for one in inputs(tokens=70)[:6])
+        return q, k, v, g, None, beta, None, torch.tensor([0, 70], device=device)
+
     def halves() -> tuple[Any, ...]:
         q, k, v, g, _, beta, *_ = inputs(tokens=70)
         q, k, v = (one.repeat(1, 1, 1, 2).to(torch.bfloat16) for one in (q, k, v))
@@ -58,6 +62,10 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         "delta_rule_backward": [
             (leaf(2, 7, 6, 24), leaf(2, 6, 20, 24), *inputs(), 0.3, None, True, False, True),
             (leaf(1, 7, 6, 24), None, *packed(), 0.0, scale, False, False, False),
+        ],
+        "delta_rule_checkpoints": [
+            (*checkpointed(), leaf(2, 6, 20, 24), slots[:1] - 2, 64, 0.3, None, True, True, False, True),
+            (*checkpointed(), leaf(2, 6, 20, 24), slots[:1] - 2, 64, 0.0, scale, False, False, False, False),
         ],
         "delta_rule_step": [
             (

@@ -7,7 +7,7 @@ import torch
 
 import flashinfer
 from flashinfer import delta_rule
-from flashinfer.errors import UnsupportedError
+from flashinfer.errors import GradientError, UnsupportedError
 
 from .oracle import delta_rule as oracle
 from .oracle import error, inputs
@@ -56,6 +56,62 @@ def test_prefill_as_vllm_calls_it_allocates_its_state(state_dtype, device):
     strided = mine | {"cu_seqlens": offsets[:, 1], "initial_state": initial if state_dtype else None}
     flashinfer.chunk_gated_delta_rule(**strided, output_final_state=True, output_state=again)
     assert again.equal(state)
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("every", [64, 128])
+def test_checkpoints_and_pools(every, state_dtype, device):
+    """Sequences of drawn lengths, some shorter than a checkpoint or of whole ones, on a pool with gaps."""
+    lengths = [every, 0, int(torch.randint(1, 64, ())), 3 * every + int(torch.randint(1, 64, ())), 2 * every]
+    given, mine = packed(device, lengths)
+    slots = torch.randperm(9)[: len(lengths)].to(device, torch.int32)
+    pool = torch.full((9, 2, *mine["initial_state"].shape[1:]), 77.0, dtype=state_dtype, device=device)[:, 1]
+    pool[slots.long()] = mine.pop("initial_state").to(state_dtype)
+    before = pool._base.clone()
+    given["initial_state"] = pool[slots.long()].mT
+    exact = {name: one.cpu().double() for name, one in given.items()}
+    want, last = oracle(**exact, scale=48**-0.5, lengths=lengths)
+    rows = [2, 4, 4, 5, 9, 11]  # of each sequence: a row between those of two sequences stays as it was
+    kept = torch.full((13, *pool.shape[1:]), 77.0, dtype=state_dtype, device=device)
+    call = mine | dict(initial_state=pool, output_state=pool, state_indices=slots, state_checkpoints=kept)
+    call |= dict(checkpoint_cu_starts=torch.tensor(rows, device=device), checkpoint_every_n_tokens=every)
+    out, state = flashinfer.chunk_gated_delta_rule(**call, output_final_state=True, use_cp="auto")
+    bound = {torch.bfloat16: 3e-3, torch.float16: 4e-4}.get(state_dtype, 1e-5)
+    assert state is pool and error(out[None], want) < 1e-5
+    assert error(pool[slots.long()].mT, last) < bound
+    named = torch.zeros(9, dtype=torch.bool)
+    named[slots.long().cpu()] = True
+    assert pool[~named.to(device)].eq(77).all() and pool._base[:, 0].equal(before[:, 0])
+    written, start = set(), 0
+    for n, length in enumerate(lengths):
+        for i in range(length // every):
+            part = {
+                name: one[:, start : start + (i + 1) * every] for name, one in exact.items() if name != "initial_state"
+            }
+            _, then = oracle(**part, initial_state=exact["initial_state"][n : n + 1], scale=48**-0.5)
+            assert error(kept[rows[n] + i][None].mT, then) < bound
+            written.add(rows[n] + i)
+        start += length
+    assert kept[[i for i in range(13) if i not in written]].eq(77).all()
+    assert kept[rows[0]].equal(pool[slots[0].long()]) and kept[rows[4] + 1].equal(pool[slots[4].long()])
+    # Rows outside the checkpoints are not written.
+    less = torch.full_like(kept, 77.0)
+    call |= dict(checkpoint_cu_starts=torch.tensor([-1, 0, 0, 12, 13, 14], dtype=torch.int32, device=device))
+    pool._base.copy_(before)
+    flashinfer.chunk_gated_delta_rule(**(call | dict(state_checkpoints=less)))
+    assert less[:12].eq(77).all() and less[12].equal(kept[rows[3]])
+
+
+def test_checkpoints_have_no_gradient(device):
+    _, mine = packed(device, [70])
+    kept = torch.zeros_like(mine["initial_state"])
+    starts = torch.zeros(2, dtype=torch.int32, device=device)
+    with pytest.raises(GradientError, match="delta_rule_checkpoints"):
+        flashinfer.chunk_gated_delta_rule(
+            **(mine | dict(v=mine["v"].requires_grad_())), state_checkpoints=kept, checkpoint_cu_starts=starts,
+            checkpoint_every_n_tokens=64,
+        )  # fmt: skip
+    assert not kept.any()
 
 
 def test_more_heads_of_queries_than_of_values(device):
@@ -108,15 +164,40 @@ def test_prefill_refuses(device):
             )
     assert bool((out == 77).all() and (state == 77).all())
     starts = torch.zeros(2, dtype=torch.int32, device=device)
-    checkpoints = dict(checkpoint_every_n_tokens=64, state_checkpoints=state, checkpoint_cu_starts=starts)
-    for change, name in (
-        (checkpoints, "checkpoint_every_n_tokens"),
-        (dict(use_cp=True), "use_cp"),
-        (dict(state_indices=starts[:1], output_state=state), "state_indices"),
+    kept, checkpoints = state.clone(), dict(checkpoint_every_n_tokens=64, checkpoint_cu_starts=starts)
+    checkpoints["state_checkpoints"] = kept
+    rows, slots = torch.zeros(1, dtype=torch.int32, device=device), dict(output_state=state)
+    for kind, change, text in (
+        (UnsupportedError, dict(use_cp=True), "use_cp: has no kernel"),
+        (TypeError, checkpoints | dict(state_checkpoints=kept.half()), "state_checkpoints: got torch.float16"),
+        (ValueError, checkpoints | dict(state_checkpoints=kept[0]), "state_checkpoints: got 3 dimensions"),
+        (ValueError, checkpoints | dict(state_checkpoints=kept[:, :2]), "state_checkpoints: got shape"),
+        (
+            ValueError,
+            checkpoints | dict(state_checkpoints=torch.stack([kept, kept], 1)[:, 0].expand(2, -1, -1, -1)),
+            "state_checkpoints: got strides",
+        ),
+        (ValueError, checkpoints | dict(state_checkpoints=kept.to("meta")), "state_checkpoints: got a tensor on meta"),
+        (TypeError, checkpoints | dict(checkpoint_cu_starts=starts.float()), "checkpoint_cu_starts: got torch.float32"),
+        (ValueError, checkpoints | dict(checkpoint_cu_starts=starts[:1]), "checkpoint_cu_starts: got shape"),
+        (ValueError, checkpoints | dict(output=out[:2]), "output: got shape"),
+        (ValueError, dict(state_indices=rows), "output_state: got None, wanted a pool"),
+        (ValueError, slots | dict(state_indices=starts), "state_indices: got shape"),
+        (TypeError, slots | dict(state_indices=rows.float()), "state_indices: got torch.float32"),
+        (ValueError, slots | dict(state_indices=rows, initial_state=kept[:, :2]), "initial_state: got shape"),
     ):
-        with pytest.raises(UnsupportedError, match=f"^chunk_gated_delta_rule: {name}: has no kernel"):
+        with pytest.raises(kind, match=f"^chunk_gated_delta_rule: {text}"):
             flashinfer.chunk_gated_delta_rule(**(mine | dict(output=out) | change))
-    assert bool((out == 77).all() and (state == 77).all())
+    if device == "cpu":
+        for row in (-1, 1):
+            with pytest.raises(ValueError, match="state_indices: got a row outside the pool, wanted rows from 0 to 0"):
+                flashinfer.chunk_gated_delta_rule(**(mine | slots), output=out, state_indices=rows + row)
+        two = mine | dict(cu_seqlens=torch.tensor([0, 2, 5]), initial_state=torch.cat([kept, kept]))
+        with pytest.raises(ValueError, match="state_indices: got a row twice"):
+            flashinfer.chunk_gated_delta_rule(
+                **two, output=out, output_state=torch.cat([kept, kept]), state_indices=torch.tensor([1, 1])
+            )
+    assert bool((out == 77).all() and (state == 77).all() and (kept == 77).all())
     if device == "cpu":
         with pytest.raises(
             ValueError, match="g: got numbers outside .*flashinfer.delta_rule.chunk_gated_delta_rule takes"

@@ -82,8 +82,28 @@ struct DeltaRuleParams {
   Indices slots;          // [num_sequences], slot of a sequence in initial_state; null: its number
   Indices output_slots;   // slot in final_state; null: as slots. Negative: no slot is touched, o is 0
   int64_t num_slots;      // of initial_state and of final_state
+  int64_t slot_bytes;     // between two slots. The heads of a slot are contiguous.
   DType state_dtype;
+  // [num_checkpoints, HV, ...], or null: states after every checkpoint_every-th token of a sequence, a multiple of
+  // 64. Those of sequence n begin at row checkpoint_starts[n].
+  void* checkpoints;
+  Indices checkpoint_starts;  // [num_sequences]
+  int64_t checkpoint_every, num_checkpoints;
+  DType checkpoint_dtype;
   void* workspace;  // delta_rule_chunk_workspace() bytes, unused by steps
+
+  // Returns a slot of initial_state or final_state, or null if that is null.
+  FLASHINFER_HD const void* initial_slot(int64_t slot) const {
+    return initial_state ? static_cast<const char*>(initial_state) + slot * slot_bytes : nullptr;
+  }
+  FLASHINFER_HD void* final_slot(int64_t slot) const { return static_cast<char*>(final_state) + slot * slot_bytes; }
+  // Returns the row of the checkpoint after `count` tokens of sequence n, or -1 if none is due. Invalid rows are not
+  // written.
+  FLASHINFER_HD int64_t checkpoint_row(int64_t n, int64_t count) const {
+    if (!checkpoints || count == 0 || count % checkpoint_every != 0) return -1;
+    const int64_t start = checkpoint_starts[n], row = start + count / checkpoint_every - 1;
+    return start >= 0 && row < num_checkpoints ? row : -1;
+  }
 };
 
 struct DeltaRuleBackwardParams {

@@ -9,7 +9,8 @@ using namespace driver;
 struct Besides {
   std::vector<int64_t> slots, output_slots;  // empty: none are given
   bool initial, in_place, snapshots;
-  int sigmoid;  // 0: gates are given as they are
+  int sigmoid;                 // 0: gates are given as they are
+  int64_t checkpoint_every{};  // 0: no checkpoints
 
   int64_t from(int64_t n) const { return slots.empty() ? n : slots[n]; }
   int64_t to(int64_t n) const { return output_slots.empty() ? from(n) : output_slots[n]; }
@@ -35,6 +36,19 @@ void sequences(const DeltaCase& shape, const Besides& besides) {
   if (!besides.slots.empty()) p.slots = {besides.slots.data(), true};
   if (!narrow.empty()) p.output_slots = {narrow.data(), false};
   p.num_slots = num_slots, p.state_dtype = kType<State>;
+  p.slot_bytes = heads * size * static_cast<int64_t>(sizeof(State));
+  std::vector<int64_t> checkpoint_starts(shape.sequences());
+  int64_t num_checkpoints = 0;
+  for (int64_t n = 0; besides.checkpoint_every && n < shape.sequences(); ++n) {
+    checkpoint_starts[n] = num_checkpoints;
+    num_checkpoints += (data.starts[n + 1] - data.starts[n]) / besides.checkpoint_every;
+  }
+  auto checkpoints = unwritten<State>(num_checkpoints * heads * size);
+  if (besides.checkpoint_every) {
+    p.checkpoints = checkpoints.data(), p.checkpoint_starts = {checkpoint_starts.data(), true};
+    p.checkpoint_every = besides.checkpoint_every, p.num_checkpoints = num_checkpoints;
+    p.checkpoint_dtype = kType<State>;
+  }
   if (besides.sigmoid) {  // raw numbers, also where softplus is a line
     data.g.change([](double x) { return 40 * x + 25; }), data.beta.change([](double x) { return 4 * x - 2; });
     p.a_log = a_log.data(), p.dt_bias = dt_bias.data(), p.beta_sigmoid = besides.sigmoid;
@@ -74,6 +88,9 @@ void sequences(const DeltaCase& shape, const Besides& besides) {
           const int64_t at = (t * heads + head) * shape.values + c;
           check_rounded("o", at, o[at], runs ? out[c] : 0, kError);
         }
+        const int64_t count = t + 1 - data.starts[n];
+        if (besides.checkpoint_every && count % besides.checkpoint_every == 0)
+          check_state("checkpoints", checkpoints, checkpoint_starts[n] + count / besides.checkpoint_every - 1);
         if (besides.snapshots && runs) check_state("snapshots", snapshots, n * longest + t - data.starts[n]);
       });
       if (writes) check_state("final_state", final_state, to);
@@ -90,6 +107,9 @@ void run() {
   sequences<half_t, float>({2, 1, 33, 32, {5, 5, 5}, false, false, true, Beta::kNone, true, true}, plain);
   sequences<bfloat16_t, bfloat16_t>({1, 2, 64, 40, {9, 2}, true, false, false, Beta::kColumns, true, false}, kept);
   sequences<half_t, half_t>({1, 1, 1, 1, {6}, true, true, true, Beta::kNumber, false, false}, kept);
+  const Besides checkpointed{{}, {}, true, false, false, 0, 64};
+  sequences<float, float>({1, 2, 20, 36, {130, 0, 64, 63}, true, true, false, Beta::kNumber, true, true}, checkpointed);
+  sequences<bfloat16_t, float>({1, 1, 16, 8, {70}, false, true, true, Beta::kNumber, false, false}, checkpointed);
   // Steps: a token or a few of each sequence.
   const Besides in_place{{4, -1, 0, 6}, {}, true, true, false, 1};
   const Besides elsewhere{{1, 3, 5, -1}, {2, 0, -1, 3}, true, false, true, 2};

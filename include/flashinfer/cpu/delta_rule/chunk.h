@@ -100,7 +100,7 @@ void store_transposed(int tokens, int64_t count, const float* from, const Row& r
   for (int i = 0; i < tokens; ++i) store_row(row(i), rows[i], count);
 }
 
-// Load and store 32 columns of a float state, transposed. A null state is loaded as zeros.
+// Load and store 32 columns of a state, transposed. A null state is loaded as zeros.
 inline void load_panel(const DeltaRuleInputs& in, const void* states, int64_t head, int64_t first, int64_t pad,
                        float* to) {
   std::fill_n(to, kDeltaColumns * pad, 0.f);
@@ -120,19 +120,21 @@ inline void load_panel(const DeltaRuleInputs& in, const void* states, int64_t he
 }
 
 inline void store_panel(const DeltaRuleInputs& in, void* states, int64_t head, int64_t first, int64_t pad,
-                        const float* from) {
+                        const float* from, DType dtype = DType::kFloat32) {
   const int64_t count = std::min<int64_t>(kDeltaColumns, in.value_dim - first);
-  float* to = static_cast<float*>(states) + head * in.state_size() + first * in.column_stride();
-  if (in.v_first) {
-    for (int64_t c = 0; c < count; ++c) std::memcpy(to + c * in.key_dim, from + c * pad, in.key_dim * sizeof(float));
-    return;
-  }
-  for (int64_t d = 0; d < in.key_dim; d += kChunk) {
-    alignas(64) float rows[kChunk][kDeltaColumns];
-    const int64_t here = std::min<int64_t>(kChunk, in.key_dim - d);
-    transpose(kDeltaColumns, kChunk, from + d, pad, rows[0], kDeltaColumns);
-    for (int64_t i = 0; i < here; ++i) std::memcpy(to + (d + i) * in.value_dim, rows[i], count * sizeof(float));
-  }
+  with_state_type<float>(dtype, [&](auto* type) {
+    auto* to = static_cast<decltype(type)>(states) + head * in.state_size() + first * in.column_stride();
+    if (in.v_first) {
+      for (int64_t c = 0; c < count; ++c) store_row(to + c * in.key_dim, from + c * pad, in.key_dim);
+      return;
+    }
+    for (int64_t d = 0; d < in.key_dim; d += kChunk) {
+      alignas(64) float rows[kChunk][kDeltaColumns];
+      const int64_t here = std::min<int64_t>(kChunk, in.key_dim - d);
+      transpose(kDeltaColumns, kChunk, from + d, pad, rows[0], kDeltaColumns);
+      for (int64_t i = 0; i < here; ++i) store_row(to + (d + i) * in.value_dim, rows[i], count);
+    }
+  });
 }
 
 // Returns true if the chunk form supports the call: states are float, all rows share a decay, and sequences

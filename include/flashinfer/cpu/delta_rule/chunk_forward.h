@@ -30,13 +30,17 @@ class DeltaChunkScan {
       factors_.load(rows, rows_.batch, rows_.first, rows_.count);
       factors_.correlate(rows_.pad, rows_.k(), rows_.q(), rows_.keys(), scale_);
       for (int64_t first = begin; first < end; first += kDeltaColumns) step(rows, first, of(first - begin));
+      if (const int64_t row = p_.checkpoint_row(n, rows_.first + rows_.count - tokens.begin); row >= 0)
+        store_states(p_.checkpoints, p_.checkpoint_dtype, row * in_.num_value_heads + value_head, begin, end);
     }
-    if (!p_.final_state) return;
-    for (int64_t first = begin; first < end; first += kDeltaColumns)
-      store_panel(in_, p_.final_state, head, first, rows_.pad, of(first - begin));
+    if (p_.final_state) store_states(p_.final_state, DType::kFloat32, head, begin, end);
   }
 
  private:
+  void store_states(void* states, DType dtype, int64_t head, int64_t begin, int64_t end) {
+    for (int64_t first = begin; first < end; first += kDeltaColumns)
+      store_panel(in_, states, head, first, rows_.pad, of(first - begin), dtype);
+  }
   void queue_prefetches(const TokenRows<T>& rows, const Sequence& tokens, int64_t begin, int64_t end) {
     prefetcher_.clear();
     const int64_t first = rows_.first + kChunk, last = std::min(first + kChunk, tokens.end);

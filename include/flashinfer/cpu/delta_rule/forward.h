@@ -47,8 +47,7 @@ class DeltaRuleScan {
         store_columns(o + rows.number(tokens.batch, t) * in_.value_dim, Columns<S>{}, count);
       return;
     }
-    load_state(in_, p_.initial_state, p_.state_dtype, slot * in_.num_value_heads + value_head, first, count,
-               state_.data());
+    load_state(in_, p_.initial_slot(slot), p_.state_dtype, value_head, first, count, state_.data());
     S *q = numbers_.data(), *k = q + in_.key_dim, *next = k + in_.key_dim;
     S *decay = next + in_.key_dim, *next_decay = decay + in_.key_dim;
     Columns<S> prediction{};
@@ -79,10 +78,12 @@ class DeltaRuleScan {
         store_state(in_, p_.snapshots, p_.state_dtype,
                     (n * p_.snapshot_rows + t - tokens.begin) * in_.num_value_heads + value_head, first, count,
                     state_.data());
+      if (const int64_t row = p_.checkpoint_row(n, t + 1 - tokens.begin); row >= 0)
+        store_state(in_, p_.checkpoints, p_.checkpoint_dtype, row * in_.num_value_heads + value_head, first, count,
+                    state_.data());
     }
     if (p_.final_state && to_slot >= 0 && to_slot < p_.num_slots)
-      store_state(in_, p_.final_state, p_.state_dtype, to_slot * in_.num_value_heads + value_head, first, count,
-                  state_.data());
+      store_state(in_, p_.final_slot(to_slot), p_.state_dtype, value_head, first, count, state_.data());
   }
 
  private:

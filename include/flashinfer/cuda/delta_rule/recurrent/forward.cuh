@@ -16,7 +16,7 @@ namespace flashinfer::cuda {
 template <int kRows>
 struct DeltaRuleShape {
   static constexpr int kKeys = 8 * kRows, kColumns = kRows == 32 ? 32 : 64, kThreads = 2 * kColumns;
-  static constexpr int kTokens = kRows == 32 ? 8 : 16;                     // in smem at a time
+  static constexpr int kTokens = kRows == 32 ? 8 : 16;                     // in smem at a time, a divisor of 64
   static constexpr int kCtasPerSm = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // CTAs per SM, at least
 };
 
@@ -24,10 +24,11 @@ constexpr float kLeastScale = 1e-9f;
 
 template <typename Columns, int kRows>
 __device__ __forceinline__ void store_columns(Columns& columns, const DeltaPanel<kRows>& state,
-                                              const DeltaRuleParams& p, void* states, int64_t head, int64_t first) {
+                                              const DeltaRuleInputs& in, void* states, DType dtype, int64_t head,
+                                              int64_t first) {
   __syncthreads();
   state.store_to(columns);
-  columns.store(states, p.state_dtype, DeltaStateView(p.in, head, first));
+  columns.store(states, dtype, DeltaStateView(in, head, first));
 }
 
 template <typename T, int kRows, bool kRowGate>
@@ -59,8 +60,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   const float scale = static_cast<float>(in.scale.get());
   const StepGate gate(p, block.value_head);
   Panel state;
-  shared.columns.load(p.initial_state, p.state_dtype,
-                      DeltaStateView(in, slot * heads + block.value_head, first_column));
+  shared.columns.load(p.initial_slot(slot), p.state_dtype, DeltaStateView(in, block.value_head, first_column));
   state.load_from(shared.columns);
   // Storing a snapshot overwrites the tokens in smem. With snapshots, tokens are therefore loaded one by one.
   const int step = p.snapshots ? 1 : Tokens::kTokens;
@@ -103,13 +103,20 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         state.scale(pending_decay);
         pending_decay = 1;
         const int64_t row = block.sequence * p.snapshot_rows + first - block.tokens.begin;
-        store_columns(shared.columns, state, p, p.snapshots, row * heads + block.value_head, first_column);
+        store_columns(shared.columns, state, in, p.snapshots, p.state_dtype, row * heads + block.value_head,
+                      first_column);
       }
     }
     if constexpr (!kRowGate) state.scale(pending_decay);
+    // A group of tokens ends at every checkpoint. All threads of the CTA find the same row, and load the next tokens
+    // after a barrier.
+    const int64_t row = p.checkpoint_row(block.sequence, first + count - block.tokens.begin);
+    if (row >= 0)
+      store_columns(shared.columns, state, in, p.checkpoints, p.checkpoint_dtype, row * heads + block.value_head,
+                    first_column);
   }
   if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
-    store_columns(shared.columns, state, p, p.final_state, to_slot * heads + block.value_head, first_column);
+    store_columns(shared.columns, state, in, p.final_slot(to_slot), p.state_dtype, block.value_head, first_column);
 }
 
 template <typename T>

@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
       if (threadIdx.x < kStepColumns) put(t, threadIdx.x, 0.f);
     return;
   }
-  // Returns the offset of the CTA's columns in state `number`: a sequence, slot or snapshot.
+  // Returns the offset of the CTA's columns in state `number` of contiguous ones.
   const auto start_of = [&](int64_t number) {
     return (number * in.num_value_heads + block.value_head) * in.state_size() + first * in.column_stride();
   };
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
   if (in.num_tokens > 0) token.load(in, block, 0);
   const typename State::Lines lines(in, first);
   State state;
-  state.load(p.initial_state, p.state_dtype, start_of(slot), lines);
+  state.load(p.initial_slot(slot), p.state_dtype, start_of(0), lines);
   const StepGate gate(p, block.value_head);
   const float scale = static_cast<float>(in.scale.get());
   for (int64_t t = 0; t < in.num_tokens; ++t) {
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     if (p.snapshots) state.store(p.snapshots, p.state_dtype, start_of(block.sequence * p.snapshot_rows + t), lines);
   }
   if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
-    state.store(p.final_state, p.state_dtype, start_of(to_slot), lines);
+    state.store(p.final_slot(to_slot), p.state_dtype, start_of(0), lines);
 }
 
 // Returns true if the call has few tokens, and a thread can load four adjacent elements of a state at once.
@@ -323,6 +323,7 @@ inline bool takes_step(const DeltaRuleParams& p) {
   if (in.num_tokens > kStepTokens || in.cu_seqlens.data || in.key_dim > 128) return false;
   if ((in.v_first ? in.key_dim : in.value_dim) % 4 != 0) return false;
   const int64_t bytes = 4 * size_of(p.state_dtype);
+  if (p.slot_bytes % bytes != 0) return false;
   for (const void* states :
        {p.initial_state, static_cast<const void*>(p.final_state), static_cast<const void*>(p.snapshots)})
     if (reinterpret_cast<uintptr_t>(states) % bytes != 0) return false;
