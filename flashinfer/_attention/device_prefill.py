@@ -289,7 +289,7 @@ def _of_keys(
         got = f"[batch_size, 2, max_pages] for views {distance} bytes apart with pages of {step}"
         raise value_error(op, "block_tables", got, "views with equal strides, whole pages apart")
     if tables.is_cpu:
-        used = torch.arange(tables.shape[2])[None, :] * page_size < seq_lens.view(torch.int32)[:, None]
+        used = torch.arange(tables.shape[2], device="cpu")[None, :] * page_size < seq_lens.view(torch.int32)[:, None]
         if bool(((tables[:, 1] - tables[:, 0] != distance // step) & used).any()):
             raise value_error(op, "block_tables", "other pages of values", f"those of keys plus {distance // step}")
     return tables[:, 0]

@@ -162,8 +162,8 @@ static void test_expanded_gradients() {
       p.head_dim_qk = p.head_dim_vo = 64, p.window_left = -1;
       p.q.row = p.grad.row = 512, p.q.head = p.grad.head = 64;
       p.k.row = p.v.row = row, p.k.head = p.v.head = head;
-      const bool serves = cuda::sm90::serves_hopper_shape<S>(p, on(device));
-      expect(serves == (head >= 0 && for_90a), "serves_hopper_shape", row, head);
+      const bool serves = cuda::sm90::serves_shape<S>(p, on(device));
+      expect(serves == (head >= 0 && for_90a), "serves_shape", row, head);
     }
   }
 }

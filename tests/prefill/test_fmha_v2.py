@@ -50,7 +50,7 @@ class Drawn:
             qkv = (self.q, kv) if layout == "CONTIGUOUS_Q_KV" else (self.q, *kv.unbind(1))
             if layout == "PACKED_QKV":
                 qkv = torch.cat([self.q[:, None], kv], 1)
-        size = (8 if device == "cpu" else 128) << 20
+        size = (64 if device == "cpu" else 128) << 20
         self.arguments = dict(
             qkv=qkv, input_layout=layout, workspace_buffer=torch.full((size + 8,), 255, dtype=torch.uint8, device=device)[8:],
             seq_lens=device_lens, max_q_len=max(1, *qo_lens), max_kv_len=max(1, *kv_lens), bmm1_scale=dim**-0.5,
