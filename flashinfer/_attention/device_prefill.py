@@ -23,7 +23,7 @@ from .arguments import CAUSAL, NON_CAUSAL, check_sinks, no_gradient, rows_of
 from .batch_schedule import kernels_of, places_of, schedule
 from .lists import Shape
 from .operators import call, number_of_variant
-from .plan_free import LENGTHS, QUERIES, check_workspace, factor_of, flat_table, halves_of, store
+from .plan_free import LENGTHS, QUERIES, as_int32, check_workspace, factor_of, flat_table, halves_of, store
 from .signature import CallArguments, Parameters
 
 LAYOUTS = ("PACKED_QKV", "CONTIGUOUS_Q_KV", "SEPARATE_Q_K_V", "Q_PAGED_KV_NHD", "Q_PAGED_KV_HND")
@@ -148,7 +148,7 @@ def trtllm_fmha_v2_prefill(
         kernels = kernels_of(op, shape, longest, variant, q.device, "prefill", cap > 0)
         places = places_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
         made = schedule(
-            op, workspace_buffer, shape, kernels, places, _as_int32(seq_lens), cum_seq_lens_q.contiguous(), tokens,
+            op, workspace_buffer, shape, kernels, places, as_int32(seq_lens), cum_seq_lens_q.contiguous(), tokens,
             longest, min(most_keys, keys.most), keys.table_stride, mask.mode, mask.window, sm_scale,
         )  # fmt: skip
         arguments = CallArguments(
@@ -301,7 +301,3 @@ def _check_queries(op: str, indptr: torch.Tensor, tokens: int) -> None:
     check_range(op, "cum_seq_lens_q", int(indptr.max()), 0, tokens)
     if bool((indptr[1:] < indptr[:-1]).any()):
         raise value_error(op, "cum_seq_lens_q", "offsets that fall", "offsets that never fall")
-
-
-def _as_int32(lens: torch.Tensor) -> torch.Tensor:
-    return (lens if lens.dtype == torch.int32 else lens.view(torch.int32)).contiguous()

@@ -93,9 +93,8 @@ def attend(
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if is_fp8(out.dtype) else out
     pages, stride = flat_table(block_tables)
     mask_mode = NON_CAUSAL if queries.longest == 1 or queries.mask is not None else CAUSAL
-    lens = seq_lens if seq_lens.dtype == torch.int32 else seq_lens.view(torch.int32)
     made = schedule(
-        op, workspace, shape, kernels, places, lens.contiguous(), queries.indptr, tokens, queries.longest,
+        op, workspace, shape, kernels, places, as_int32(seq_lens), queries.indptr, tokens, queries.longest,
         min(max_seq_len, known.most_keys), stride, mask_mode, window, sm_scale,
     )  # fmt: skip
     arguments = CallArguments(
@@ -222,6 +221,11 @@ def factor_of(
     if scale.device != device:
         raise value_error(op, name, f"a tensor on {scale.device}", f"one on {device} as query is")
     return 1.0, scale.reshape(1)
+
+
+def as_int32(lens: torch.Tensor) -> torch.Tensor:
+    """Return lengths of int32 or uint32 as contiguous int32."""
+    return (lens if lens.dtype == torch.int32 else lens.view(torch.int32)).contiguous()
 
 
 def flat_table(tables: torch.Tensor) -> tuple[torch.Tensor, int]:
