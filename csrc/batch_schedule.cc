@@ -1,6 +1,7 @@
 // Operator that writes the lists of a schedule from tensors of lengths, without a host read.
 #include "attention/lists.h"
 
+#include <algorithm>
 #include <optional>
 
 #include <flashinfer/attention/batch_schedule.h>
@@ -51,10 +52,11 @@ void schedule_batch_out(const Tensor& plan, const Tensor& kv_indptr, const Optio
     params.sm_scale = data_of<const float>(check, View(*sm_scale, "sm_scale"), DType::kFloat32, 1, lens);
   }
   params.batch_size = static_cast<int32_t>(batch_size), params.num_tokens = static_cast<int32_t>(num_tokens);
-  params.q_len = static_cast<int32_t>(q_len), params.most_keys = static_cast<int32_t>(most_keys);
+  params.q_len = static_cast<int32_t>(q_len),
+  params.most_keys = static_cast<int32_t>(std::min<int64_t>(most_keys, batch_schedule::kMostKeys));
   params.table_stride = static_cast<int32_t>(table_stride);
-  params.num_kv_heads = static_cast<int32_t>(num_kv_heads), params.group = static_cast<int32_t>(group);
-  params.tile_rows = static_cast<int32_t>(tile_rows), params.workers = static_cast<int32_t>(workers);
+  params.num_kv_heads = static_cast<int32_t>(num_kv_heads), params.group = FastDiv(static_cast<uint32_t>(group));
+  params.tile_rows = static_cast<int32_t>(tile_rows), params.workers = FastDiv(static_cast<uint32_t>(workers));
   params.mask_mode = static_cast<MaskMode>(mask_mode), params.window_left = check.int32("window_left", window_left);
 
   const int64_t tiles = batch_schedule::most_tiles(batch_size, q_len, group, tile_rows);

@@ -16,13 +16,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .._ops.errors import value_error
 from ..batch_schedule import schedule_batch
 from ..jit.modules._attention import dtypes_value, head_dims_value, mask_spec
+from .arguments import NON_CAUSAL
+from .kernels import CallProperties, can_be_loaded
 from .lists import Lists, Shape
 from .operators import OF_BATCH, Operators, builtin_operators, custom_operators, named, number_of_variant
 from .signature import HostTables
 
 ALIGNMENT = 32  # bytes, of the lists
-# Kernels of one query for each request. "": the portable ones, which the wrapper's "auto" selects too. "sm90a", for
-# GPUs of 9.0 only, saves the launch of a merge kernel, and is not in the AOT matrix.
+# Kernels of one query for each request. "": the portable ones, which the wrapper's "auto" selects too. "sm90a" saves
+# the launch of a merge kernel on GPUs of 9.0. It is not in the AOT matrix.
 DECODE_KERNELS = ""
 MASK_ROWS = 64  # the most rows of a tile of a variant with a mask: with 128, ptxas spills registers
 MASK_ROWS_WIDE = 32  # of heads with more than 256 elements, whose tiles have 16, 32 or 128 rows
@@ -70,7 +72,10 @@ def _operators(shape: Shape, mask: str, device: torch.device, family: str, soft_
         return custom_operators(mask_spec(mask, device.type, *values))
     if family == "prefill":
         return builtin_operators(family, device.type, dtypes, head_dims, number_of_variant(0, soft_cap), device.type)
-    return builtin_operators("decode", device.type, dtypes, head_dims, 0, DECODE_KERNELS or device.type)
+    group = shape.num_qo_heads // shape.num_kv_heads
+    decode = CallProperties("decode", device, dtypes, head_dims, 0, False, NON_CAUSAL, group)
+    serves = DECODE_KERNELS and decode.why_not(DECODE_KERNELS) is None and can_be_loaded(decode, DECODE_KERNELS)
+    return builtin_operators("decode", device.type, dtypes, head_dims, 0, DECODE_KERNELS if serves else device.type)
 
 
 def _limits(

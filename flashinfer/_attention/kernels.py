@@ -106,7 +106,7 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
     slow = (rows <= FEW_ROWS or call.mask_mode > CUSTOM) and not call.eight_bits
     if KERNELS[backend] or slow or call.family == "decode" or portable != "cuda":
         return portable
-    serving = (kernels for kernels in archs if call.why_not(kernels) is None and _can_be_loaded(call, kernels))
+    serving = (kernels for kernels in archs if call.why_not(kernels) is None and can_be_loaded(call, kernels))
     return next(serving, portable)
 
 
@@ -157,7 +157,7 @@ def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
 
 
 @cache
-def _can_be_loaded(call: CallProperties, kernels: str) -> bool:
+def can_be_loaded(call: CallProperties, kernels: str) -> bool:
     """Return True if the module of kernels for one arch exists or can be built.
 
     Machines without a compiler have AOT modules only.

@@ -172,6 +172,14 @@ def test_lengths_beyond_their_bounds_count_as_the_bound(device):
     check(result, sizes, [0, 0, 1000, 1000, 1000, 0], [(b, 1) for b in range(6)])
 
 
+@pytest.mark.parametrize("batch", [1, 5, 40])
+def test_sums_of_lengths_beyond_32_bits(batch, device):
+    for _ in range(4):
+        sizes = Sizes(most_keys=2**31 - 1, workers=random.choice([2, 33, 132]))
+        lens = [random.choice([2**30, 2**30 - random.randrange(1000), 5, 2**29]) for _ in range(batch)]
+        check(schedule(int32(lens, device), sizes), sizes, lens, [(b, 1) for b in range(batch)])
+
+
 def test_offsets_beyond_their_bounds_stay_inside_of_the_queries(device):
     """Offsets of padding rows may be anything: no item reads or writes outside of the queries, or overfills lists."""
     sizes, batch = Sizes(q_len=4), 5
@@ -229,7 +237,7 @@ struct Shared {
   pthread_barrier_t barrier;
   batch_schedule::Memory memory;
   Sums sums[kThreads];
-  int32_t numbers[kThreads];
+  int32_t numbers[kThreads], lengths[kThreads];
 };
 
 // The block of kThreads threads, in warps of kLanes.
@@ -240,10 +248,11 @@ struct Threads {
 
   int32_t thread() const { return number; }
   int32_t threads() const { return kThreads; }
+  int32_t log_threads() const { return 6; }
   int32_t lane() const { return number % kLanes; }
   int32_t lanes() const { return kLanes; }
   void sync() const { pthread_barrier_wait(&shared.barrier); }
-  Sums before(Sums own, Sums& all) const {
+  Sums before(int32_t, Sums own, Sums& all) const {
     sync();
     shared.sums[number] = own;
     sync();
@@ -261,10 +270,8 @@ struct Threads {
     sync();
     return 0;
   }
-  int32_t most(int32_t own) const {
-    share(own);
-    return *std::max_element(shared.numbers, shared.numbers + kThreads);
-  }
+  void put_length(int32_t own) const { shared.lengths[number] = own; }
+  int32_t longest() const { return *std::max_element(shared.lengths, shared.lengths + kThreads); }
   int32_t sum_of_lanes(int32_t own) const {
     share(own);
     int32_t sum = 0;
@@ -273,6 +280,9 @@ struct Threads {
     return sum;
   }
   int32_t add(int32_t& to, int32_t by) const { return __atomic_fetch_add(&to, by, __ATOMIC_RELAXED); }
+  int32_t first_at_most(const int32_t* numbers, int32_t bound) const {
+    return batch_schedule::OneThread{memory}.first_at_most(numbers, bound);
+  }
   void end_bins() const {
     sync();
     if (number == 0) batch_schedule::OneThread{memory}.end_bins();
@@ -283,8 +293,8 @@ struct Threads {
 extern "C" void make(const int32_t* lens, int batch, const int* sizes, int32_t* plan, int merges_at, int items_at,
                      int tickets_at, int32_t* kv_indptr) {
   BatchScheduleParams p{};
-  p.seq_lens = lens, p.batch_size = batch, p.q_len = sizes[0], p.num_tokens = batch * sizes[0], p.group = sizes[1];
-  p.num_kv_heads = sizes[2], p.tile_rows = sizes[3], p.workers = sizes[4], p.most_keys = sizes[5];
+  p.seq_lens = lens, p.batch_size = batch, p.q_len = sizes[0], p.num_tokens = batch * sizes[0], p.group = FastDiv(sizes[1]);
+  p.num_kv_heads = sizes[2], p.tile_rows = sizes[3], p.workers = FastDiv(sizes[4]), p.most_keys = sizes[5];
   p.table_stride = sizes[6], p.mask_mode = sizes[7] ? MaskMode::kCausal : MaskMode::kNone, p.window_left = sizes[8];
   p.counts = plan, p.qo_lens = plan + 16, p.kv_lens = plan + 16 + batch, p.kv_indptr = kv_indptr;
   p.merges = reinterpret_cast<MergeItem*>(plan + merges_at), p.items = reinterpret_cast<WorkItem*>(plan + items_at);

@@ -202,7 +202,7 @@ SERVED = CallProperties("decode", torch.device("cuda:0"), (BF16, BF16, BF16), (1
 @pytest.fixture
 def as_sm90(monkeypatch):
     monkeypatch.setattr(kernels, "capability", lambda device: (9, 0))
-    monkeypatch.setattr(kernels, "_can_be_loaded", lambda wanted: True)
+    monkeypatch.setattr(kernels, "can_be_loaded", lambda wanted: True)
 
 
 @pytest.mark.parametrize("change", [{}, dict(dtypes=(BF16, E4M3, BF16)), dict(group=100), dict(pos_encoding_mode=2)])

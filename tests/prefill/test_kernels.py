@@ -31,7 +31,7 @@ NOT_SERVED = [
 def hopper(monkeypatch):
     """Simulate a machine with a Hopper GPU."""
     monkeypatch.setattr(kernels, "capability", lambda device: (9, 0))
-    monkeypatch.setattr(kernels, "_can_be_loaded", lambda *_: True)
+    monkeypatch.setattr(kernels, "can_be_loaded", lambda *_: True)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_few_rows_stay_with_the_portable_kernels(hopper):
 
 
 def test_a_missing_module_is_not_chosen(hopper, monkeypatch):
-    monkeypatch.setattr(kernels, "_can_be_loaded", lambda *_: False)
+    monkeypatch.setattr(kernels, "can_be_loaded", lambda *_: False)
     assert choose("auto", SERVED, 1000) == "cuda"
 
 

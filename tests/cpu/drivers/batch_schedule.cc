@@ -26,9 +26,9 @@ void scheduled(int32_t batch, int32_t q_len, int32_t workers, int32_t longest, b
   lists.items.back().batch = lists.merges.back().batch = -7;
   BatchScheduleParams p{};
   p.seq_lens = lens.data(), p.batch_size = batch, p.num_tokens = batch * q_len, p.q_len = q_len;
-  p.most_keys = kMostKeys, p.table_stride = kTableStride, p.num_kv_heads = kKvHeads, p.group = kGroup;
+  p.most_keys = kMostKeys, p.table_stride = kTableStride, p.num_kv_heads = kKvHeads, p.group = FastDiv(kGroup);
   p.tile_rows = kTileRows, p.mask_mode = causal ? MaskMode::kCausal : MaskMode::kNone, p.window_left = window;
-  p.workers = workers, p.counts = lists.counts.data(), p.qo_lens = lists.qo_lens.data();
+  p.workers = FastDiv(workers), p.counts = lists.counts.data(), p.qo_lens = lists.qo_lens.data();
   p.kv_lens = lists.kv_lens.data(), p.kv_indptr = lists.kv_indptr.data(), p.merges = lists.merges.data();
   p.items = lists.items.data(), p.tickets = lists.tickets.data();
   cpu::schedule_batch(p);
