@@ -165,8 +165,9 @@ def test_cascade(device):
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device))
     tables = [list(level) for level in zip(shared, batch.tables("cpu"), strict=True)]
     wrapper.plan([int32([0, count]), indptr_of([1] * count)], *tables, *SHAPE)
-    k, v = (cache[[2, 0], i].flatten(0, 1)[: PAGE + 2] for i in range(2))
-    requests = [(torch.cat([k, own_k]), torch.cat([v, own_v])) for own_k, own_v in batch.requests]
+    k, v = (cache[[2, 0], i].flatten(0, 1)[: PAGE + 2].cpu() for i in range(2))
+    own = [(own_k.cpu(), own_v.cpu()) for own_k, own_v in batch.requests]
+    requests = [(torch.cat([k, own_k]), torch.cat([v, own_v])) for own_k, own_v in own]
     want = batch_attention(q, [1] * count, requests)[0]
     assert bool(want.isfinite().all())
     assert_near(wrapper.run(q, cache), want)

@@ -129,9 +129,8 @@ def quantised(norm: torch.Tensor, quant: int, scale: float, columns: int) -> tup
         x = x / scales
     else:
         parts = x.unflatten(-1, (-1, columns))
-        exponents = torch.ceil(
-            torch.log2((parts.abs().amax(-1).double() / 448).float().clamp(min=1e-10 / 448).double())
-        ).int()
+        mantissas, exponents = torch.frexp((parts.abs().amax(-1).double() / 448).float().clamp(min=1e-10 / 448))
+        exponents = exponents - mantissas.eq(0.5).int()
         x = (parts.double() * torch.exp2(-exponents.double())[..., None]).flatten(-2).float()
         padded = torch.nn.functional.pad(exponents + 127, (0, -exponents.shape[-1] % 4))
         scales = padded.to(torch.uint8).contiguous().view(torch.int32)

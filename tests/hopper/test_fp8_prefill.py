@@ -84,7 +84,7 @@ def test_batches(page_size, options):
 
 def test_unsupported_calls():
     q = drawn((4, 2, 64), E4M3, "cuda")
-    with pytest.raises(ValueError, match="dtype_q: got float8_e4m3fn, wanted one of float16, bfloat16 on cuda"):
+    with pytest.raises(ValueError, match="q: got float8_e4m3fn, wanted one of float16, bfloat16 on cuda"):
         flashinfer.single_prefill_with_kv_cache(q, q, q, backend="fa2")
     with pytest.raises(ValueError, match="scale_k: got shape \\[3\\], wanted one number or \\[2\\]"):
         flashinfer.single_prefill_with_kv_cache(q, q, q, None, torch.ones(3, device="cuda"))

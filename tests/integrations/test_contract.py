@@ -194,7 +194,7 @@ def test_the_output_keeps_its_dtype(graph, device):
     out = wrapper.run(q, paged.cache)
     assert out.dtype == torch.bfloat16
     assert_near(out, wanted(q, paged))
-    fast_decode_plan(wrapper, *arguments, q_data_type=torch.bfloat16, kv_data_type=torch.float16)
+    fast_decode_plan(wrapper, *arguments, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16)
     assert plan_of(wrapper).shape.dtype_o == torch.bfloat16
     fast_decode_plan(wrapper, *arguments, q_data_type=torch.float16)
     assert plan_of(wrapper).shape.dtype_o == torch.float16, "the last plan was for other queries"

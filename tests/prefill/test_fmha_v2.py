@@ -180,7 +180,7 @@ def test_queries_without_keys_and_empty_batches(device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_graph_serves_other_lengths():
     batch = Drawn("cuda", "Q_PAGED_KV_NHD", qo_lens=[7, 30], kv_lens=[90, 200])
-    with no_synchronisation():
+    with no_synchronisation("cuda"):
         out = trtllm_fmha_v2_prefill(**batch.arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
