@@ -53,15 +53,15 @@ void schedule_batch_out(const Tensor& plan, const Tensor& kv_indptr, const Optio
   }
   params.batch_size = static_cast<int32_t>(batch_size), params.num_tokens = static_cast<int32_t>(num_tokens);
   params.q_len = static_cast<int32_t>(q_len),
-  params.most_keys = static_cast<int32_t>(std::min<int64_t>(most_keys, batch_schedule::kMostKeys));
+  params.most_keys = static_cast<int32_t>(std::min<int64_t>(most_keys, batch_schedule::kMaxKeys));
   params.table_stride = static_cast<int32_t>(table_stride);
   params.num_kv_heads = static_cast<int32_t>(num_kv_heads), params.group = FastDiv(static_cast<uint32_t>(group));
   params.tile_rows = static_cast<int32_t>(tile_rows), params.workers = FastDiv(static_cast<uint32_t>(workers));
   params.mask_mode = static_cast<MaskMode>(mask_mode), params.window_left = check.int32("window_left", window_left);
 
-  const int64_t tiles = batch_schedule::most_tiles(batch_size, q_len, group, tile_rows);
-  const int64_t merges = batch_schedule::most_merges(tiles, workers);
-  const PlanLayout layout(batch_size, batch_schedule::most_items(tiles, workers), merges);
+  const int64_t tiles = batch_schedule::max_tiles(batch_size, q_len, group, tile_rows);
+  const int64_t merges = batch_schedule::max_merges(tiles, workers);
+  const PlanLayout layout(batch_size, batch_schedule::max_items(tiles, workers), merges);
   auto* data = data_of<int32_t>(check, lists, DType::kInt32, layout.size + merges * num_kv_heads, lens);
   if (reinterpret_cast<uintptr_t>(data) % alignof(WorkItem) != 0) check.fail(lists, "is not aligned to 32 bytes");
   for (const View* arg : {&lens, &indptr}) check.no_overlap(lists, *arg, false);

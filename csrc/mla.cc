@@ -32,7 +32,7 @@ void mla_plan(const Tensor& workspace, const Tensor& buffer, const Tensor& numbe
              });
 }
 
-enum Size { kMostItems, kMostMerges, kMostSlots, kRowsOfTile, kRowsOfSlot, kNumSizes };
+enum Size { kSizeMaxItems, kSizeMaxMerges, kSizeMaxSlots, kSizeTileRows, kSizeSlotRows, kNumSizes };
 
 const int64_t* sizes_of(const Check& check, const View& sizes) {
   check.dtype(sizes, {DType::kInt64});
@@ -43,7 +43,7 @@ const int64_t* sizes_of(const Check& check, const View& sizes) {
   const auto* numbers = static_cast<const int64_t*>(sizes.data);
   for (int i = 0; i < kNumSizes; ++i)
     if (numbers[i] < 0 || numbers[i] > INT32_MAX) check.fail(sizes, "got a number that is no size");
-  if (numbers[kRowsOfTile] < 1) check.fail(sizes, "got 0 rows of a tile, wanted 1 or more");
+  if (numbers[kSizeTileRows] < 1) check.fail(sizes, "got 0 rows of a tile, wanted 1 or more");
   return numbers;
 }
 
@@ -145,10 +145,10 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
   params.kv.indptr = table(check, indptr, q), params.kv.indices = table(check, indices, q);
   if (indptr.numel < 1) check.fail(indptr, "got no element, wanted one more than requests");
   const int64_t* numbers = sizes_of(check, View(sizes, "sizes"));
-  params.max_items = static_cast<int32_t>(numbers[kMostItems]);
-  params.max_merges = static_cast<int32_t>(numbers[kMostMerges]);
-  params.tile_rows = static_cast<int32_t>(numbers[kRowsOfTile]);
-  params.slot_rows = static_cast<int32_t>(numbers[kRowsOfSlot]);
+  params.max_items = static_cast<int32_t>(numbers[kSizeMaxItems]);
+  params.max_merges = static_cast<int32_t>(numbers[kSizeMaxMerges]);
+  params.tile_rows = static_cast<int32_t>(numbers[kSizeTileRows]);
+  params.slot_rows = static_cast<int32_t>(numbers[kSizeSlotRows]);
   const View lists(plan, "plan");
   check.same_device(lists, q);
   use_plan(check, params, lists, indptr.numel - 1);
@@ -181,12 +181,12 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
     check.contiguous(view);
     check.same_device(view, q);
     partials = {view.data, view.numel * size_of(view.dtype)};
-  } else if (numbers[kMostSlots] > 0) {
-    partials.bytes = bytes_of_partials(params, numbers[kMostSlots], kMlaCkv);
+  } else if (numbers[kSizeMaxSlots] > 0) {
+    partials.bytes = bytes_of_partials(params, numbers[kSizeMaxSlots], kMlaCkv);
     temporary.emplace(empty_bytes(partials.bytes, q_nope));
     require(aoti_torch_get_data_ptr(temporary->get(), &partials.data), "the workspace");
   }
-  if (numbers[kMostSlots] > 0) use_partials(check, params, partials, numbers[kMostSlots], kMlaCkv);
+  if (numbers[kSizeMaxSlots] > 0) use_partials(check, params, partials, numbers[kSizeMaxSlots], kMlaCkv);
   if (tensors.out.numel == 0) return;
   call_row("dtypes", kParts, tensors.types(), kDtypesText, [&](auto part) { mla<part, kProfiler>(params, where); });
 }

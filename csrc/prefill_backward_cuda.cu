@@ -23,9 +23,9 @@ static int part_of(DType dtype, int qk, int vo) {
   constexpr int kNumParts = static_cast<int>(std::size(kParts));
   int best = -1;
   for (int part = 0; part < kNumParts; ++part) {
-    const auto [part_dtype, most_qk, most_vo] = kParts[part];
-    const bool enough = part_dtype == dtype && qk <= most_qk && vo <= most_vo;
-    if (enough && (best < 0 || most_qk < std::get<1>(kParts[best]))) best = part;
+    const auto [part_dtype, max_qk, max_vo] = kParts[part];
+    const bool enough = part_dtype == dtype && qk <= max_qk && vo <= max_vo;
+    if (enough && (best < 0 || max_qk < std::get<1>(kParts[best]))) best = part;
   }
   if (best < 0) throw_not_covered("dtype", to_string(dtype), kDtypeText);
   return best;

@@ -98,8 +98,8 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
   const Plan made = plan(request);
   const int64_t batch_size = request.batch_size;
   // Bounds for all lengths of as many requests and rows.
-  const int64_t most_tiles = rows / request.tile_rows + batch_size;
-  const int64_t most_pieces = request.places / request.num_kv_heads + 1;
+  const int64_t max_tiles = rows / request.tile_rows + batch_size;
+  const int64_t max_pieces = request.places / request.num_kv_heads + 1;
   int32_t* data = plan_header(check, buffer);
   const int64_t items = static_cast<int64_t>(made.items.size()), merges = static_cast<int64_t>(made.merges.size());
   if ((max_items > 0 && items > max_items) || (max_merges > 0 && merges > max_merges))
@@ -111,9 +111,9 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
   const int64_t needed = layout.size + room_of_merges * request.num_kv_heads;
   data[kItems] = static_cast<int32_t>(items), data[kMerges] = static_cast<int32_t>(merges);
   data[kTileRows] = request.tile_rows, data[kSlotRows] = made.slot_rows, data[kSlots] = made.num_slots;
-  data[kMaxItems] = static_cast<int32_t>(most_tiles + most_pieces);
-  data[kMaxMerges] = static_cast<int32_t>(most_tiles < most_pieces ? most_tiles : most_pieces);
-  data[kMaxSlots] = static_cast<int32_t>(2 * most_pieces);
+  data[kMaxItems] = static_cast<int32_t>(max_tiles + max_pieces);
+  data[kMaxMerges] = static_cast<int32_t>(max_tiles < max_pieces ? max_tiles : max_pieces);
+  data[kMaxSlots] = static_cast<int32_t>(2 * max_pieces);
   data[kNeeded] = static_cast<int32_t>(needed);
   if (buffer.numel < needed) return;
   for (int32_t b = 0; b < request.batch_size; ++b) {

@@ -23,9 +23,9 @@ struct ConvWeights {
       : weight(weight_, "weight") {
     check.shape(weight, {channels, -1});
     const int64_t got = weight.size(1);
-    if (got < kLeastConvWidth || got > kMostConvWidth)
-      check.fail(weight, "got a width of " + std::to_string(got) + ", wanted " + std::to_string(kLeastConvWidth) +
-                             " to " + std::to_string(kMostConvWidth));
+    if (got < kMinConvWidth || got > kMaxConvWidth)
+      check.fail(weight, "got a width of " + std::to_string(got) + ", wanted " + std::to_string(kMinConvWidth) +
+                             " to " + std::to_string(kMaxConvWidth));
     check.dtype(weight, {x.dtype, DType::kFloat32});
     check.same_device(weight, x);
     check.contiguous(weight);
@@ -55,8 +55,8 @@ struct ConvInput {
   std::optional<Tensor> copy;
   View x;
 
-  ConvInput(const Check& check, const Tensor& tensor, const char* name, int64_t least_rank)
-      : copy(with_channels_last(check, tensor, name, least_rank)), x(copy ? *copy : tensor, name) {}
+  ConvInput(const Check& check, const Tensor& tensor, const char* name, int64_t min_rank)
+      : copy(with_channels_last(check, tensor, name, min_rank)), x(copy ? *copy : tensor, name) {}
 
  private:
   static std::optional<Tensor> with_channels_last(const Check& check, const Tensor& tensor, const char* name,

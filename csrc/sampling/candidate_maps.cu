@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
 
 bool launch_candidate_maps(const MapRowsParams& p, const Launch& where) {
   if (p.map == RowMap::kSoftmax || p.map == RowMap::kTopPRenorm) return false;
-  if (p.number.data || p.number.integer < 0 || p.number.integer > kMostTopK) return false;
+  if (p.number.data || p.number.integer < 0 || p.number.integer > kMaxCandidateTopK) return false;
   const Shape shape = stream_shape(p.num_rows, p.vocab_size, where.device);
   if (shape.bytes == 0) return false;
   const int64_t grid = stream_blocks(p.num_rows, where.device);

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
 bool launch_candidate_samples(const SampleParams& p, const Launch& where) {
   const Shape shape = stream_shape(p.num_outputs, p.vocab_size, where.device);
   if (shape.bytes == 0 || p.indices.data) return false;
-  const bool few = p.has_top_k && !p.top_k.data && p.top_k.integer <= kMostTopK;
+  const bool few = p.has_top_k && !p.top_k.data && p.top_k.integer <= kMaxCandidateTopK;
   if (p.has_top_k && !few) return false;
   const int64_t grid = stream_blocks(p.num_outputs, where.device);
   if (p.is_logits) {

@@ -11,7 +11,7 @@ template <typename T, typename F>
 __device__ __forceinline__ void each_nucleus(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
   NucleusRow x(static_cast<int>(n));
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const auto elements = [&](int64_t row) { return static_cast<const T*>(rows.data) + row * rows.stride; };
 #pragma unroll 1
   for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {

@@ -120,10 +120,10 @@ def test_every_key_once_and_within_the_bounds(
         slots = [slot for _, _, slot in parts]
         assert slots == (list(slots_of[batch, row]) if (batch, row) in slots_of else [-1])
     # The bounds that csrc/attention/operators.h uses to size the buffers of a captured graph.
-    rows, most_splits = sum(qo) * group, ctas // heads + 1
-    most_tiles = rows // tile_rows + len(qo)
-    assert counts[0] <= most_tiles + most_splits and counts[1] <= min(most_tiles, most_splits)
-    assert counts[2] <= 2 * most_splits and counts[3] <= tile_rows
+    rows, max_splits = sum(qo) * group, ctas // heads + 1
+    max_tiles = rows // tile_rows + len(qo)
+    assert counts[0] <= max_tiles + max_splits and counts[1] <= min(max_tiles, max_splits)
+    assert counts[2] <= 2 * max_splits and counts[3] <= tile_rows
     lengths = [item[6] - item[5] for item in items]
     assert lengths == sorted(lengths, reverse=True) or (item_keys > 0 and split)
     if item_keys > 0 and split and len(splits) <= 4 * max(1, ctas // heads):

@@ -55,15 +55,15 @@ constexpr int32_t kWholeKeys = 448;  // nothing is split if no tile has more key
 constexpr int32_t kCandidates = 16;  // lengths of splits in one round: the mean share times 1, 17/16, 18/16, ...
 constexpr int32_t kBins = 64;        // of lengths, by which items are ordered
 constexpr int32_t kMostThreads = 256;
-constexpr int32_t kMostKeys = 1 << 30;  // of a request. Lengths of splits then have 31 bits
+constexpr int32_t kMaxKeys = 1 << 30;  // of a request. Lengths of splits then have 31 bits
 
 // Bounds on the lists, for any lengths. Each split beyond a tile's first ends at another worker's share.
-FLASHINFER_HD int64_t most_tiles(int64_t batch_size, int64_t q_len, int64_t group, int64_t tile_rows) {
+FLASHINFER_HD int64_t max_tiles(int64_t batch_size, int64_t q_len, int64_t group, int64_t tile_rows) {
   return batch_size * ((q_len * group + tile_rows - 1) / tile_rows);
 }
-FLASHINFER_HD int64_t most_items(int64_t tiles, int64_t workers) { return tiles + workers; }
-FLASHINFER_HD int64_t most_merges(int64_t tiles, int64_t workers) { return tiles < workers ? tiles : workers; }
-FLASHINFER_HD int64_t most_slots(int64_t workers) { return 2 * workers; }
+FLASHINFER_HD int64_t max_items(int64_t tiles, int64_t workers) { return tiles + workers; }
+FLASHINFER_HD int64_t max_merges(int64_t tiles, int64_t workers) { return tiles < workers ? tiles : workers; }
+FLASHINFER_HD int64_t max_slots(int64_t workers) { return 2 * workers; }
 
 // Two numbers whose sums are computed together.
 struct Sums {

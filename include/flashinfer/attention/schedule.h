@@ -107,11 +107,11 @@ inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>&
   const int64_t mean = std::min<int64_t>((total + workers - 1) / workers, longest);
   const int32_t share = std::max(round_up(mean, request.kv_step), round_up(request.min_chunk, request.kv_step));
   if (!request.split || static_cast<int64_t>(tiles.size()) > workers) return share;
-  const int32_t most_pieces = pieces_of(longest, share);
+  const int32_t max_pieces = pieces_of(longest, share);
   int32_t best = share, least = busiest(lengths, share, request.kv_step, static_cast<size_t>(workers));
-  for (const int32_t fewer : {1, 2, most_pieces / 8, most_pieces / 4, most_pieces / 2}) {
-    if (fewer == 0 || fewer >= most_pieces) continue;
-    const int32_t pieces = most_pieces - fewer;
+  for (const int32_t fewer : {1, 2, max_pieces / 8, max_pieces / 4, max_pieces / 2}) {
+    if (fewer == 0 || fewer >= max_pieces) continue;
+    const int32_t pieces = max_pieces - fewer;
     const int32_t chunk = std::max(share, round_up((int64_t{longest} + pieces - 1) / pieces, request.kv_step));
     const int32_t most = busiest(lengths, chunk, request.kv_step, static_cast<size_t>(workers));
     if (most <= least) best = chunk, least = most;

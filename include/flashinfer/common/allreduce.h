@@ -80,8 +80,8 @@ FLASHINFER_HD bool is_faster_in_two_shots(int64_t ranks, int64_t bytes) {
 }
 
 constexpr float kLargestFp8 = 448.0f;  // of e4m3
-constexpr float kLeastTokenScale = 1.0f / (512 * kLargestFp8);
-constexpr float kLeastGroupMaximum = 1e-10f;  // of a group of zeros
+constexpr float kMinTokenScale = 1.0f / (512 * kLargestFp8);
+constexpr float kMinGroupMaximum = 1e-10f;  // of a group of zeros
 
 enum class Collective : uint32_t { kAllReduce, kReduceScatter, kAllGather };
 
@@ -123,12 +123,12 @@ inline uint32_t kind_of(DType dtype, Collective collective) {
 
 FLASHINFER_HD float token_scale(float maximum) {
   const float scale = maximum / kLargestFp8;
-  return scale > kLeastTokenScale ? scale : kLeastTokenScale;
+  return scale > kMinTokenScale ? scale : kMinTokenScale;
 }
 
 // Returns the exponent field of the least power of two that scales a group's largest magnitude to at most 448.
 FLASHINFER_HD uint32_t group_exponent(float maximum) {
-  const float scale = (maximum > kLeastGroupMaximum ? maximum : kLeastGroupMaximum) / kLargestFp8;
+  const float scale = (maximum > kMinGroupMaximum ? maximum : kMinGroupMaximum) / kLargestFp8;
   uint32_t bits;
   memcpy(&bits, &scale, sizeof(bits));
   const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);

@@ -16,7 +16,7 @@
 
 namespace flashinfer {
 
-constexpr int kLeastConvWidth = 2, kMostConvWidth = 4;
+constexpr int kMinConvWidth = 2, kMaxConvWidth = 4;
 
 // Strides of states [N, channels, times] in elements.
 struct ConvStateStrides {

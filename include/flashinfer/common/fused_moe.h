@@ -114,8 +114,8 @@ constexpr float kMaxE4M3 = 448.0f;
 
 // Return the divisor of a block with this largest magnitude. Its reciprocal is finite even for tiny blocks.
 FLASHINFER_HD float block_scale(float most) {
-  constexpr float kLeast = 1.17549435e-38f;  // 2^-126
-  return most == 0 ? 1.0f : most / kMaxE4M3 < kLeast ? kLeast : most / kMaxE4M3;
+  constexpr float kMinDivisor = 1.17549435e-38f;  // 2^-126
+  return most == 0 ? 1.0f : most / kMaxE4M3 < kMinDivisor ? kMinDivisor : most / kMaxE4M3;
 }
 
 struct ActivateParams {

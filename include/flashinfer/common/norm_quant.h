@@ -24,8 +24,8 @@ struct LayerNormQuantParams : LayerNormTensors {
   FLASHINFER_HD double rcp_scale() const { return 1.0 / scale.get(); }
 };
 
-constexpr int kQuantBlock = 128;              // columns with one scale
-constexpr float kLeastBlockMaximum = 1e-10f;  // of a block of zeros
+constexpr int kQuantBlock = 128;            // columns with one scale
+constexpr float kMinBlockMaximum = 1e-10f;  // of a block of zeros
 
 // residual += input; normed = residual / sqrt(mean(residual^2) + eps) * weight, from the unrounded sum. Each block
 // of a row of normed, as rounded, has scale = max(amax, 1e-10) / 448 and output = normed / scale in e4m3.

@@ -79,14 +79,14 @@ class ConvRows {
   const S* at(int64_t t) const { return rows_[ring(t)]; }
 
  private:
-  static int ring(int64_t t) { return static_cast<int>((t + kMostConvWidth) & 3); }
+  static int ring(int64_t t) { return static_cast<int>((t + kMaxConvWidth) & 3); }
 
   const CausalConv1dInputs& in_;
   const T* x_;
   int64_t first_, count_;
   S rows_[4][kConvChannels];
 };
-static_assert(kMostConvWidth == 4, "the ring has four rows");
+static_assert(kMaxConvWidth == 4, "the ring has four rows");
 
 // Calls of_x or of_initial for each time of a final state: the time lies in the sequence, or before it.
 template <typename OfX, typename OfInitial>
@@ -195,7 +195,7 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p) {
       T* state = static_cast<T*>(p.states) + p.state_strides.at(slot, c, 0);
       const int64_t step = p.state_strides.time, from = p.cache_seqlens.data ? p.cache_seqlens[row] : 0;
       const auto in_ring = [&](int64_t i) { return ((from + i) % length + length) % length; };
-      S taps[kMostConvWidth], times[kMostConvWidth];
+      S taps[kMaxConvWidth], times[kMaxConvWidth];
       for (int j = 0; j < width; ++j) taps[j] = weight(p.weight, c * width + j);
       for (int j = 0; j + 1 < width; ++j)
         times[j + 1] =

@@ -12,8 +12,8 @@ namespace flashinfer::cpu {
 
 // Returns a value that depends on the shape only: with the number of threads, the order of sums would change.
 inline int64_t causal_conv1d_part_tokens(const CausalConv1dInputs& in) {
-  constexpr int64_t kMostParts = 64;
-  const int64_t tokens = (in.batch_size * in.num_tokens + kMostParts - 1) / kMostParts;
+  constexpr int64_t kMaxParts = 64;
+  const int64_t tokens = (in.batch_size * in.num_tokens + kMaxParts - 1) / kMaxParts;
   return tokens < kConvTokens ? kConvTokens : tokens;
 }
 

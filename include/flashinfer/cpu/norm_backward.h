@@ -15,10 +15,10 @@ namespace flashinfer::cpu {
 
 // Depends on the shape only: the number of threads would change the order of sums.
 inline int64_t norm_backward_parts(int64_t num_rows, int64_t hidden_size) {
-  constexpr int64_t kMostParts = 64;
-  const int64_t least_rows = 1 + kGrainBytes / (hidden_size < 1 ? 1 : hidden_size) / 8;
-  const int64_t parts = (num_rows + least_rows - 1) / least_rows;
-  return parts < kMostParts ? parts : kMostParts;
+  constexpr int64_t kMaxParts = 64;
+  const int64_t min_rows = 1 + kGrainBytes / (hidden_size < 1 ? 1 : hidden_size) / 8;
+  const int64_t parts = (num_rows + min_rows - 1) / min_rows;
+  return parts < kMaxParts ? parts : kMaxParts;
 }
 
 // Call body(row, sums) for the rows of every part, with the part's `arrays * n` sums, zero at first.

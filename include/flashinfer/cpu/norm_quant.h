@@ -79,7 +79,7 @@ void rms_norm_block_quant(const RmsNormBlockQuantParams& p) {
       });
       const double factor = inverse_root(sum(low) + sum(high), n, p.eps);
       for (int64_t start = 0; start < n; start += kQuantBlock) {
-        float maximum = kLeastBlockMaximum;
+        float maximum = kMinBlockMaximum;
         for (int64_t i = start; i < start + kQuantBlock; i += kLanes) {
           const vfloat x = load(in + i) + load(res + i);
           const vfloat y = rounded_to<T>(scaled<T>(x, factor, load(weight + i)));

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kActThreads) act_and_mul_kernel(const ActAndMu
   T* out = static_cast<T*>(p.output) + p.output_rows.offset(row);
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const int64_t tile = int64_t{blockDim.x} * kPairsPerThread * kN;
   for (int64_t start = blockIdx.y * tile; start < p.out_size; start += gridDim.y * tile) {
     Vec<T, kN> x[kPairsPerThread], y[kPairsPerThread];

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kActThreads) act_and_mul_backward_kernel(const
     store_vec(out + at, Vec<T, kN>::from_floats(y));
     store_vec(out + p.out_size + at, Vec<T, kN>::from_floats(g));
   }
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T, template <typename> class Act>

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_state_kernel(const MergeS
       }
     }
   }
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T, int kN>
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_states_kernel(const Merge
       store_sums(p.out.row<T>(seq, head) + vec * kN, sums);
     }
   }
-  let_next_start();
+  launch_dependents();
 }
 
 // Return the block size: threads per row, a power of two with about `vecs` vectors each, and rows.

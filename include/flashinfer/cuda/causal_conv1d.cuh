@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_kernel(const Causa
   const CausalConv1dInputs& in = p.in;
   const int64_t channel = (int64_t{blockIdx.y} * kConvThreads + threadIdx.x) * kN;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   if (channel >= in.num_channels) return;
   if (blockIdx.x >= num_pieces) return conv_final_states<T, kWidth, kN>(p, blockIdx.x - num_pieces, channel);
 
@@ -148,7 +148,7 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kConvThreads) causal_conv1d_update_kernel(const CausalConv1dUpdateParams p) {
   const int64_t c = int64_t{blockIdx.y} * kConvThreads + threadIdx.x, row = blockIdx.x;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   if (c >= p.num_channels) return;
   T* out = static_cast<T*>(p.out) + (row * p.num_channels + c) * p.num_tokens;
   const int64_t slot = p.slots.data ? p.slots[row] : row;

@@ -11,8 +11,8 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kConvGradStep = 4;       // tokens with loads in flight
-constexpr int kMostConvTokens = 1024;  // per part: longer float sums lose digits
+constexpr int kConvGradStep = 4;      // tokens with loads in flight
+constexpr int kMaxConvTokens = 1024;  // per part: longer float sums lose digits
 
 // Channels per thread, if aligned. More would spill.
 template <typename T>
@@ -23,7 +23,7 @@ constexpr int kConvGradChannels = 8 / sizeof(T);
 inline int64_t causal_conv1d_part_tokens(const CausalConv1dInputs& in, const Launch& where) {
   const int64_t columns = conv_blocks(in.num_channels, kConvChannels);
   int64_t tokens = kConvTokens;
-  while (tokens < kMostConvTokens &&
+  while (tokens < kMaxConvTokens &&
          in.batch_size * (in.num_tokens / (2 * tokens)) * columns >= 8 * int64_t{device_info(where.device).num_sms})
     tokens *= 2;
   return tokens;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kConvThreads, 3) causal_conv1d_backward_kernel
   float* part = static_cast<float*>(p.parts) + blockIdx.x * (kWidth + 1) * in.num_channels + channel;
 #pragma unroll
   for (int j = 0; j <= kWidth; ++j) store_vec(part + j * in.num_channels, Vec<float, kN>::from_floats(sums[j]));
-  let_next_start();
+  launch_dependents();
 }
 
 // threadIdx.x: channels, threadIdx.y: parts. blockIdx.y: taps, then the bias.
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_sums_kernel(const 
       static_cast<T*>(to)[at] = from_float<T>(total);
     }
   }
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T>

@@ -18,7 +18,7 @@ constexpr int kConcatPieces = 4;  // accesses of a thread in flight
 template <typename Piece>
 __global__ void __launch_bounds__(kConcatThreads) concat_mla_k_kernel(const ConcatMlaParams p) {
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const auto nope = static_cast<uint32_t>(p.nope_bytes / sizeof(Piece));
   const auto row = static_cast<uint32_t>((p.nope_bytes + p.rope_bytes) / sizeof(Piece));
   const auto heads = static_cast<uint32_t>(p.heads);

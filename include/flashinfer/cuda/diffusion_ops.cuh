@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kDiffusionThreads) qk_norm_rope_kernel(const _
   const int part = blockIdx.y, half = static_cast<int>(p.head_dim) / 2;
   const auto n = static_cast<int>(p.heads[part] * p.head_dim);
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   QkNormRopeRow<T> row{p,
                        static_cast<const T*>(p.input) + token * p.input_stride + p.first_column(part),
                        part < 2 ? static_cast<const T*>(p.weights[part]) : nullptr,

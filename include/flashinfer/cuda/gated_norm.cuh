@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMaxThreads) gated_rms_norm_kernel(const Gated
   T* out = const_cast<T*>(group_of<T>(p.output, p.output_rows, row, start));
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   Vec<T, kN> x[kVecs], z[kVecs];
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kMaxThreads) gated_rms_norm_any_kernel(const G
   T* out = const_cast<T*>(group_of<T>(p.output, p.output_rows, row, start));
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const auto gated = [&](int64_t i, ScaleOf<T> x) { return Function::apply(to_float(gate[i]), x); };
   float squares = 0;
   for (int64_t i = threadIdx.x; i < p.group_size; i += blockDim.x) {

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     }
   }
   part.finish();
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T, template <typename> class Act>
@@ -102,9 +102,9 @@ void gated_rms_norm_backward_of(const GatedRmsNormBackwardParams& p, const Launc
   while (threads < kBackwardThreads && 2 * threads < steps) threads *= 2;
   const dim3 block(threads, kBackwardThreads / threads);
   const int64_t bytes = p.group_size * block.y * static_cast<int64_t>(sizeof(S));
-  const bool fit = bytes <= kMostSumBytes;
-  for (int64_t first = 0; first < p.num_groups; first += kMostGridY) {
-    const dim3 grid(p.num_parts, std::min<int64_t>(p.num_groups - first, kMostGridY));
+  const bool fit = bytes <= kMaxSumBytes;
+  for (int64_t first = 0; first < p.num_groups; first += kMaxGridY) {
+    const dim3 grid(p.num_parts, std::min<int64_t>(p.num_groups - first, kMaxGridY));
     aligned
         ? Kernel<gated_rms_norm_backward_kernel<T, Act, kWide>>::launch(grid, block, fit ? bytes : 0, where, p, first,
                                                                         fit)

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kGroupThreads) group_quant_kernel(const GroupQ
   const int lane = threadIdx.x % kGroupLanes;
   const int64_t column = group * p.group_size + lane * kN;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   float values[kN], maximum = 0;
   load_vec<T, kN>(static_cast<const T*>(p.input) + row * p.input_stride + column).to_floats(values);
 #pragma unroll
@@ -40,7 +40,7 @@ template <typename T>
 __global__ void __launch_bounds__(kGroupThreads) group_quant_any_kernel(const GroupQuantParams p) {
   const int64_t number = int64_t{blockIdx.x} * (kGroupThreads / 32) + threadIdx.x / 32;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   if (number >= p.num_rows * p.num_groups) return;
   const int64_t row = number / p.num_groups, group = number % p.num_groups;
   const T* in = static_cast<const T*>(p.input) + row * p.input_stride + group * p.group_size;

@@ -23,7 +23,7 @@ __device__ __forceinline__ float number_at(const StridedNumbers& numbers, int64_
 // Loads kN elements, in as many accesses as they need.
 template <typename T, int kN>
 __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
-  constexpr int kMost = kVecBytes / static_cast<int>(sizeof(T)), kPart = kN < kMost ? kN : kMost;
+  constexpr int kMaxPart = kVecBytes / static_cast<int>(sizeof(T)), kPart = kN < kMaxPart ? kN : kMaxPart;
 #pragma unroll
   for (int i = 0; i < kN; i += kPart) {
     const Vec<T, kPart> vec = load_vec<T, kPart>(from + i);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
   const int64_t block = blockIdx.x, head = block / tiles % p.num_heads, n = block / tiles / p.num_heads;
   const int64_t group = head / (p.num_heads / p.num_groups);
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const StateSequence tokens(p, n);
   Rows state;
   state.first_row = block % tiles * Rows::kTile;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kStateThreads) state_update_kernel(const State
         }
       }
     }
-    parted_sums<kLanes, kRows>(sums);
+    scattered_lane_sums<kLanes, kRows>(sums);
     float y = sums[0];
     const int64_t row = state.row(static_cast<int>(threadIdx.x) % kLanes / (kLanes / kRows));
     if (threadIdx.x % (kLanes / kRows) == 0 && row < p.dim) {

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const typename Ou
   const T* weight = static_cast<const T*>(p.weight);
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   V x[kVecs], r[kVecs], early[kWeightsEarly ? kVecs : 1];
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_any_kernel(const typenam
   const T* weight = static_cast<const T*>(p.weight);
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   float squares = 0;
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
     const float x = to_float(in[i]) + (res ? to_float(res[i]) : 0.0f);
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_kernel(const typename 
   auto* out = static_cast<typename Output::Element*>(p.output) + (active ? p.output_rows.offset(row) : 0);
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   V x[kVecsPerThread];  // unpacked on use: packed it takes half the registers
 #pragma unroll
   for (int i = 0; i < kVecsPerThread; ++i) {
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kMaxThreads) layer_norm_any_kernel(const typen
   auto* out = static_cast<typename Output::Element*>(p.output) + p.output_rows.offset(blockIdx.x);
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   float total = 0;
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) total += to_float(in[i]);
   const ScaleOf<T> mean = ScaleOf<T>(row_sum(total, partial)) / p.hidden_size;

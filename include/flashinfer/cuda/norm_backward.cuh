@@ -15,7 +15,7 @@
 namespace flashinfer::cuda {
 
 constexpr int kBackwardThreads = 256;
-constexpr int kMostSumBytes = 46 * 1024;  // shared memory; longer rows are summed in global memory
+constexpr int kMaxSumBytes = 46 * 1024;  // shared memory; longer rows are summed in global memory
 
 inline int64_t norm_backward_parts(int64_t num_rows, int64_t, const Launch& where) {
   const int64_t most = 4 * int64_t{device_info(where.device).num_sms};
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     }
   }
   part.finish();
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T, int kN>
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     }
   }
   part.finish();
-  let_next_start();
+  launch_dependents();
 }
 
 // out[i] = sum over parts of parts[part * stride + i]. threadIdx.x and blockIdx.x cover i, threadIdx.y the
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kBackwardThreads)
     for (int y = 1; y < blockDim.y; ++y) total += partial[y * 32 + threadIdx.x];
     out[i] = from_float<W>(static_cast<float>(total));
   }
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename S, typename W>
@@ -215,7 +215,7 @@ void launch_parts(const Params& p, int vec, int arrays, const Launch& where) {
   while (threads < kBackwardThreads && 2 * threads < steps) threads *= 2;
   const dim3 block(threads, kBackwardThreads / threads);
   const int64_t bytes = arrays * p.hidden_size * block.y * static_cast<int64_t>(sizeof(S));
-  const bool fit = bytes <= kMostSumBytes;
+  const bool fit = bytes <= kMaxSumBytes;
   Kernel<kKernel>::launch(dim3(p.num_parts), block, fit ? bytes : 0, where, p, fit);
 }
 

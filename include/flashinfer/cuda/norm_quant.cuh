@@ -49,7 +49,7 @@ struct LayerNormQuantOutput {
 };
 
 // Scale of a block from its largest magnitude.
-__device__ __forceinline__ float block_scale(float maximum) { return fmaxf(maximum, kLeastBlockMaximum) / 448.0f; }
+__device__ __forceinline__ float block_scale(float maximum) { return fmaxf(maximum, kMinBlockMaximum) / 448.0f; }
 
 // A block is a vector of each of kLanes adjacent lanes. A row has at least that many threads, and all lanes of a
 // warp take part in the shuffles.
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_block_quant_kernel(const
   uint8_t* out = static_cast<uint8_t*>(p.output) + at * p.output_stride;
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   V x[kFewVecs], r[kFewVecs];
 #pragma unroll
   for (int i = 0; i < kFewVecs; ++i) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kMaxThreads) rms_norm_block_quant_any_kernel(c
   uint8_t* out = static_cast<uint8_t*>(p.output) + row * p.output_stride;
 
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   float squares = 0;
   for (int64_t i = threadIdx.x; i < p.hidden_size; i += blockDim.x) {
     const float x = to_float(in[i]) + to_float(res[i]);

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kAppendThreads) append_paged_kernel(const Appe
       }
     }
   }
-  let_next_start();
+  launch_dependents();
 }
 
 // Return true if every row of both streams can be moved in words of this size.
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kIndexThreads) batch_indices_positions_kernel(
     }
     p.batch_indices[token] = request, p.positions[token] = position;
   }
-  let_next_start();
+  launch_dependents();
 }
 
 inline void batch_indices_positions(const PositionsParams& p, const Launch& where) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kIndexThreads) block_offsets_kernel(const Bloc
     const int64_t offset = p.block_indices[block] * p.stride_block + i % p.block_size * p.stride_n;
     if (offset >= INT32_MIN && offset <= INT32_MAX) p.offsets[at] = static_cast<int32_t>(offset);
   }
-  let_next_start();
+  launch_dependents();
 }
 
 inline void block_offsets(const BlockOffsetsParams& p, const Launch& where) {

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_bits_kernel(const PackParam
       for (int64_t rest = at; rest < p.n; rest += 8) p.packed[rest / 8] = pack8(load8(p.x, rest, p.n, p.n), p.factor);
     }
   }
-  let_next_start();
+  launch_dependents();
 }
 
 // Variant for an unaligned x.
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kPackThreads) pack_bits_any_kernel(const PackP
     const int64_t byte = first + i * kPackThreads;
     if (byte < p.num_bytes) p.packed[byte] = pack8(load8(p.x, byte * 8, p.n, p.n), p.factor);
   }
-  let_next_start();
+  launch_dependents();
 }
 
 inline void pack_bits(const PackParams& p, const Launch& where) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kScanThreads) packed_indptr_kernel(const Segme
     before = total;
     __syncthreads();  // warp_sums is overwritten next
   }
-  let_next_start();
+  launch_dependents();
 }
 
 // Return the segment of a packed byte among segments [low, high).
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kPackThreads) segment_pack_bits_kernel(const S
     const int64_t start = p.indptr[segment] + (byte - p.packed_indptr[segment]) * 8;
     p.pack.packed[byte] = pack8(load8(p.pack.x, start, p.indptr[segment + 1], p.pack.n), p.pack.factor);
   }
-  let_next_start();
+  launch_dependents();
 }
 
 inline void segment_pack_bits(const SegmentPackParams& p, const Launch& where) {

@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kRopeThreads)
       }
     }
   }
-  let_next_start();
+  launch_dependents();
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

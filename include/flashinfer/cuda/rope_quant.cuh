@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kRopeQuantThreads)
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const uint32_t total = units.first[p.count], tile = blockDim.x * kUnitsPerThread;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   if (token >= p.num_tokens) return;
   for (uint32_t start = blockIdx.y * tile; start < total; start += gridDim.y * tile) {
     QuantUnit unit[kUnitsPerThread];
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kRopeQuantThreads)
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   const int pairs = p.rotary_dim / 2;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   if (token >= p.num_tokens) return;
   const QuantToken of_token(p, token);
   for (uint32_t index = blockIdx.y * blockDim.x + threadIdx.x; index < units.first[p.count];

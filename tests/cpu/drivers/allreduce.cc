@@ -68,8 +68,8 @@ void call_of(const Call& call, const CommGroup& group, Tensors<T>& x, const std:
 
 template <typename T>
 void check_group(int ranks, int count) {
-  constexpr int64_t kMostRows = 12, kMostHidden = 80;
-  const int64_t slot_bytes = kMostRows * padded(kMostHidden * static_cast<int64_t>(sizeof(T)));
+  constexpr int64_t kMaxRows = 12, kMaxHidden = 80;
+  const int64_t slot_bytes = kMaxRows * padded(kMaxHidden * static_cast<int64_t>(sizeof(T)));
   const int64_t inbox_bytes = kHeaderBytes + kSlots * (ranks - 1) * slot_bytes;
   std::vector<Rank> memory(ranks);
   for (Rank& one : memory) {
@@ -80,9 +80,9 @@ void check_group(int ranks, int count) {
   int64_t epochs = count;
   std::vector<std::vector<Tensors<T>>> tensors(ranks);  // [rank][call]
   std::vector<std::vector<T>> inputs, residuals;        // [call * ranks + rank], [call]
-  const auto weight = drawn<T>(kMostHidden);
+  const auto weight = drawn<T>(kMaxHidden);
   for (int i = 0; i < count; ++i) {
-    calls.push_back({drawn_int(0, kMostRows), drawn_int(1, kMostHidden), drawn_int(0, 1) == 1, drawn_int(0, 1) == 1,
+    calls.push_back({drawn_int(0, kMaxRows), drawn_int(1, kMaxHidden), drawn_int(0, 1) == 1, drawn_int(0, 1) == 1,
                      static_cast<Alias>(drawn_int(0, 2)), false});
     Call& call = calls.back();
     call.in_shares = !call.with_norm && drawn_int(0, 1) == 1;

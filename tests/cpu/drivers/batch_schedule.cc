@@ -14,19 +14,19 @@ struct Lists {
 
 // Makes a schedule of drawn lengths. Some lie outside of their bounds, which counts as the nearer bound.
 void scheduled(int32_t batch, int32_t q_len, int32_t workers, int32_t longest, bool causal, int32_t window) {
-  constexpr int32_t kGroup = 3, kTileRows = 4, kKvHeads = 2, kTableStride = 77, kMostKeys = 20000;
+  constexpr int32_t kGroup = 3, kTileRows = 4, kKvHeads = 2, kTableStride = 77, kMaxKeys = 20000;
   std::vector<int32_t> lens(batch);
   for (int32_t& one : lens) one = drawn_int(-2, longest);
   Lists lists;
-  const int64_t tiles = batch_schedule::most_tiles(batch, q_len, kGroup, kTileRows);
+  const int64_t tiles = batch_schedule::max_tiles(batch, q_len, kGroup, kTileRows);
   lists.qo_lens.assign(batch + 1, -7), lists.kv_lens.assign(batch + 1, -7), lists.kv_indptr.assign(batch + 2, -7);
-  lists.items.assign(batch_schedule::most_items(tiles, workers) + 1, WorkItem{});
-  lists.merges.assign(batch_schedule::most_merges(tiles, workers) + 1, MergeItem{});
+  lists.items.assign(batch_schedule::max_items(tiles, workers) + 1, WorkItem{});
+  lists.merges.assign(batch_schedule::max_merges(tiles, workers) + 1, MergeItem{});
   lists.tickets.assign(lists.merges.size() * kKvHeads + 1, 7);
   lists.items.back().batch = lists.merges.back().batch = -7;
   BatchScheduleParams p{};
   p.seq_lens = lens.data(), p.batch_size = batch, p.num_tokens = batch * q_len, p.q_len = q_len;
-  p.most_keys = kMostKeys, p.table_stride = kTableStride, p.num_kv_heads = kKvHeads, p.group = FastDiv(kGroup);
+  p.most_keys = kMaxKeys, p.table_stride = kTableStride, p.num_kv_heads = kKvHeads, p.group = FastDiv(kGroup);
   p.tile_rows = kTileRows, p.mask_mode = causal ? MaskMode::kCausal : MaskMode::kNone, p.window_left = window;
   p.workers = FastDiv(workers), p.counts = lists.counts.data(), p.qo_lens = lists.qo_lens.data();
   p.kv_lens = lists.kv_lens.data(), p.kv_indptr = lists.kv_indptr.data(), p.merges = lists.merges.data();
@@ -39,7 +39,7 @@ void scheduled(int32_t batch, int32_t q_len, int32_t workers, int32_t longest, b
   check("behind the tickets", batch, lists.tickets.back(), 7, 0);
   int32_t slots = 0, found_items = 0, found_merges = 0;
   for (int32_t b = 0; b < batch; ++b) {
-    const int32_t kv_len = std::clamp(lens[b], 0, kMostKeys);
+    const int32_t kv_len = std::clamp(lens[b], 0, kMaxKeys);
     check("kv_len", b, lists.kv_lens[b], kv_len, 0), check("qo_len", b, lists.qo_lens[b], q_len, 0);
     check("kv_indptr", b, lists.kv_indptr[b], b * kTableStride, 0);
     for (int32_t row = 0; row < q_len * kGroup; row += kTileRows) {
@@ -69,7 +69,7 @@ void scheduled(int32_t batch, int32_t q_len, int32_t workers, int32_t longest, b
     }
   }
   check("items", batch, num_items, found_items, 0), check("merges", batch, num_merges, found_merges, 0);
-  check("slots", batch, slots <= batch_schedule::most_slots(workers), true, 0);
+  check("slots", batch, slots <= batch_schedule::max_slots(workers), true, 0);
 }
 
 void run() {

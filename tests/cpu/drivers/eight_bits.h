@@ -8,7 +8,7 @@ namespace driver {
 // An 8-bit type: mantissa bits, exponent of the smallest normal number, and limits.
 struct Format {
   int mantissa, least;
-  double most, least_number = -most;
+  double most, min_number = -most;
 
   // Return the largest distance of a number from the nearest number of the type.
   double half_unit(double number) const {
@@ -40,7 +40,7 @@ inline double number_of(Q x) {
 // Check a number that is `exact` rounded to nearest and clamped, after a relative error of 1e-6 and `before`.
 template <typename Q>
 inline void check_eight_bits(const char* what, int64_t at, Q got, double exact, double before = 0) {
-  const double want = std::isnan(exact) ? kNan<Q> : std::clamp(exact, kFormat<Q>.least_number, kFormat<Q>.most);
+  const double want = std::isnan(exact) ? kNan<Q> : std::clamp(exact, kFormat<Q>.min_number, kFormat<Q>.most);
   const double bound =
       std::isnan(exact) ? 0 : kFormat<Q>.half_unit(std::fabs(want) + before) + 1e-6 * std::fabs(want) + before;
   check(what, at, number_of(got), want, bound);

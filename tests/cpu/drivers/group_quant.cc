@@ -38,7 +38,7 @@ void grouped(int64_t groups, int64_t n, bool power_of_two) {
       for (int64_t i = from; i < from + n; ++i) {
         const Format& format = kFormat<Q>;
         const double exact = value(input[i]) / want;
-        const double lowest = std::is_same_v<Q, int8_t> ? -127 : format.least_number;
+        const double lowest = std::is_same_v<Q, int8_t> ? -127 : format.min_number;
         check_eight_bits("group_quant", i, output[i],
                          std::isnan(exact) ? exact : std::clamp(exact, lowest, format.most));
       }

@@ -7,7 +7,7 @@ namespace flashinfer::cpu {
 
 constexpr Edge kNoEdge{0, 0};
 // Smallest element that counts: a chunk whose sum is 0 may have any elements.
-constexpr float kLeast = 0x1p-149f;
+constexpr float kMinNumber = 0x1p-149f;
 
 // Return the threshold of a row that keeps much, or kNoEdge. A sample of each chunk gives two numbers that
 // probably bound it: three standard deviations of the sample's share on both sides of p. One pass sums the
@@ -62,7 +62,7 @@ inline Edge top_p_from_maxima(const Row& row, double target, Floats& buffer) {
   std::copy(row.maxima.begin(), row.maxima.end(), buffer.begin());
   const auto middle = buffer.begin() + row.chunks() / 2;
   std::nth_element(buffer.begin(), middle, buffer.begin() + row.chunks());
-  const int64_t count = gather_within(row, std::max(*middle, kLeast), INFINITY, buffer);
+  const int64_t count = gather_within(row, std::max(*middle, kMinNumber), INFINITY, buffer);
   const double all = measure<true>(buffer.data(), count, INFINITY, 0).at_least;
   return all < target ? kNoEdge : select_threshold<true>(buffer.data(), count, target, all, 0.0f);
 }
@@ -75,7 +75,7 @@ inline Edge top_p_nearly(const Row& row, const Mass& mass, double p, double targ
   if (edge.count > 0) return edge;
   // All smaller elements together hold less than the share that may be missing.
   const float low = std::nextafter(static_cast<float>((1 - p) * mass.real() / static_cast<double>(row.n)) * 0.999f, 0);
-  const int64_t count = gather_within(row, std::max({low, least, kLeast}), INFINITY, buffer);
+  const int64_t count = gather_within(row, std::max({low, least, kMinNumber}), INFINITY, buffer);
   const double all = least > low ? measure<true>(buffer.data(), count, INFINITY, 0).at_least : mass.real();
   return select_threshold<true>(buffer.data(), count, target, all, 0.0f);
 }

@@ -22,12 +22,12 @@ template <typename T>
 struct Fp8Format;
 template <>
 struct Fp8Format<fp8_e4m3_t> {
-  static constexpr uint32_t kMantissa = 3, kLeastExponent = 121;
+  static constexpr uint32_t kMantissa = 3, kMinExponent = 121;
   static constexpr float kMax = 448.0f;
 };
 template <>
 struct Fp8Format<fp8_e5m2_t> {
-  static constexpr uint32_t kMantissa = 2, kLeastExponent = 113;
+  static constexpr uint32_t kMantissa = 2, kMinExponent = 113;
   static constexpr float kMax = 57344.0f;
 };
 
@@ -39,13 +39,13 @@ inline void store_quantized(T* to, vfloat value, int count) {
   const vuint is_nan = bit_cast<vuint>(value != value);
   const vfloat absolute = bit_cast<vfloat>(bits & 0x7fffffffu);
   const vfloat magnitude = select(absolute > splat(Format::kMax), splat(Format::kMax), absolute);
-  const vuint exponent = bit_cast<vuint>(magnitude) >> 23, least = Format::kLeastExponent + (bits & 0u);
+  const vuint exponent = bit_cast<vuint>(magnitude) >> 23, least = Format::kMinExponent + (bits & 0u);
   const vuint below = bit_cast<vuint>(exponent < least);
   const vuint kept = (least & below) | (exponent & ~below);
   // Adding a power of two whose last bit is the result's last bit makes the hardware round to it.
   const vuint anchor = (kept + (23 - Format::kMantissa)) << 23;
   const vuint rounded = bit_cast<vuint>(magnitude + bit_cast<vfloat>(anchor)) - anchor;
-  const vuint number = ((kept - Format::kLeastExponent) << Format::kMantissa) + rounded;
+  const vuint number = ((kept - Format::kMinExponent) << Format::kMantissa) + rounded;
   const vuint result = sign | (number & ~is_nan) | (0x7fu & is_nan);
   for (int lane = 0; lane < count; ++lane) to[lane].bits = static_cast<uint8_t>(result[lane]);
 }

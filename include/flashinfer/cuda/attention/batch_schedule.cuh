@@ -75,7 +75,7 @@ struct BlockOfThreads {
     static_assert(batch_schedule::kBins == 64, "a lane has two bins");
     if (thread() < 32) {
       int32_t* const own = memory.bins + 2 * thread();
-      const int32_t first = own[0], end = static_cast<int32_t>(ptx::warp_ends(first + own[1]));
+      const int32_t first = own[0], end = static_cast<int32_t>(ptx::warp_inclusive_sum(first + own[1]));
       own[0] = end - own[1], own[1] = end;
     }
     __syncthreads();
@@ -86,7 +86,7 @@ template <bool kInRegisters>
 __global__ void __launch_bounds__(kScheduleThreads)
     schedule_batch_kernel(const __grid_constant__ BatchScheduleParams params) {
   __shared__ batch_schedule::Memory memory;
-  let_next_start();  // before the wait: the attention kernel's launch then ends during the kernels before this one
+  launch_dependents();  // before the wait: the attention kernel's launch then ends during the kernels before this one
   wait_for_inputs();
   batch_schedule::make_lists<kInRegisters>(params, BlockOfThreads{memory});
 }

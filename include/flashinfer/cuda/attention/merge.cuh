@@ -149,7 +149,7 @@ __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, 
 template <typename Variant, typename Types, typename P>
 __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(const __grid_constant__ P params) {
   __shared__ MergeMemory<Types> shared;
-  let_next_start();  // before the wait: the next launch then ends during the attention kernel
+  launch_dependents();  // before the wait: the next launch then ends during the attention kernel
   wait_for_inputs();
   uint32_t number = blockIdx.x;
   // Loaded before the number of merges is known: the latencies of the two loads overlap.

@@ -40,7 +40,7 @@ struct AttentionTile {
 };
 
 // More columns of O than this do not fit into the registers of a warp with 16 rows.
-constexpr int kMostColumns = 256;
+constexpr int kMaxColumns = 256;
 
 // The addresses of a key and its value.
 struct alignas(16) KeyRow {
@@ -54,7 +54,7 @@ struct AttentionShape : Types_, Tile_ {
   using Types = Types_;
   using Tile = Tile_;
   using KV = typename Types::DTypeKV;
-  static constexpr int kVParts = (Types::HEAD_DIM_VO + kMostColumns - 1) / kMostColumns;
+  static constexpr int kVParts = (Types::HEAD_DIM_VO + kMaxColumns - 1) / kMaxColumns;
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO / kVParts, kM = Tile::kMTiles;
   static_assert(kDV % 16 == 0 && kDV * kVParts == Types::HEAD_DIM_VO, "parts are equal, and made of whole fragments");
   static constexpr int kNKeys = Tile::kKeys / 8, kNOut = kDV / 8, kSteps = kDQ / 16;  // fragments

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     if (at.in_row < p.row_parts) ptx::prefetch_l2(static_cast<const T*>(p.weight) + at.in_row * kN);
   }
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const uint32_t epoch = call_number(p);
   Failure failure = earlier_failure(p);
   const bool sends = failure == 0;  // words of a failed call must not meet those of a later one

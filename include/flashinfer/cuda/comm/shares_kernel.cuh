@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
   const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
   const int64_t share_elements = p.rows * p.hidden;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const uint32_t epoch = call_number(p);
   Failure failure = earlier_failure(p);
   const bool sends = failure == 0;  // words of a failed call must not meet those of a later one

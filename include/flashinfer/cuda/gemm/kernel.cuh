@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kRows <= 16 ? 2 : 1)
   using Sums = std::conditional_t<Shape::kFloat, FloatSums<Shape>, TensorSums<Shape>>;
   const uint32_t shared = (ptx::shared_address(raw) + 127) & ~127u;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   GemmTiles<Shape::kRows, Shape::kColumns> tiles(p, settings.column_tiles);
   const int64_t block = Shape::kScaled ? p.scale_depth : p.k;  // elements of k that share a factor
   uint32_t stage = 0;

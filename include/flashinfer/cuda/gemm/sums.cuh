@@ -26,9 +26,9 @@ struct TensorSums {
   __device__ __forceinline__ void clear() { c.clear(); }
 
   __device__ __forceinline__ void multiply(uint32_t stage) {
-    const LeftRows<Shape::kLeftBytes> left(stage + Shape::kLeftAt, first_row());
-    const RightRows<Shape::kRightBytes> columns(stage + Shape::kRightAt, first_column());
-    const SummedRows<Shape::kRightBytes> steps(stage + Shape::kRightAt, 0);
+    const SmemOperandA<Shape::kLeftBytes> left(stage + Shape::kLeftAt, first_row());
+    const SmemOperandB<Shape::kRightBytes> columns(stage + Shape::kRightAt, first_column());
+    const SmemOperandBTransposed<Shape::kRightBytes> steps(stage + Shape::kRightAt, 0);
 #pragma unroll
     for (int step = 0; step < Shape::kDepth / 16; ++step) {
       uint32_t a[kM][4];

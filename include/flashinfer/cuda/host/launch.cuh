@@ -14,7 +14,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr unsigned kMostGridY = 65535;  // and z
+constexpr unsigned kMaxGridY = 65535;  // and z
 
 inline int attribute(cudaDeviceAttr name, int device) {
   int value = 0;
@@ -44,7 +44,7 @@ template <typename... Params, typename... Args>
 void launch_with(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynamic_bytes, unsigned cluster,
                  const Launch& where, Args&&... args) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-  if (grid.x > 0x7fffffffu || grid.y > kMostGridY || grid.z > kMostGridY)
+  if (grid.x > 0x7fffffffu || grid.y > kMaxGridY || grid.z > kMaxGridY)
     throw std::runtime_error("kernel launch: got a grid of " + std::to_string(grid.x) + " x " + std::to_string(grid.y) +
                              " x " + std::to_string(grid.z) + ", wanted at most 2147483647 x 65535 x 65535");
   cudaLaunchAttribute attributes[2];
@@ -80,8 +80,8 @@ __device__ __forceinline__ void wait_for_inputs() {
 #endif
 }
 
-// Lets the next kernel be scheduled. It waits for this kernel's end before it reads memory.
-__device__ __forceinline__ void let_next_start() {
+// Allows the next kernel to be scheduled. It waits for this kernel's end before it reads memory.
+__device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
   MergeItem item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
   const auto rows = static_cast<uint32_t>(params.num_merges()) * params.slot_rows;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   while (number < rows * kMlaQuarters) {
     MergeRow row;
     if (row.find(params, item, number / kMlaQuarters))
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
   MergeItem item = params.merge(MergeRow::merge_of(params, number < most ? number / 2 : 0));  // as above
   const auto halves = static_cast<uint32_t>(params.num_merges()) * params.slot_rows * 2;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   while (number < halves) {
     MergeRow row;
     if (row.find(params, item, number / 2)) mla_merge_half<T>(params, row, static_cast<int>(number % 2));

@@ -17,7 +17,7 @@ template <typename T, typename S, typename P>
 __global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_constant__ P params) {
   extern __shared__ __align__(128) uint8_t memory[];
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   Profiler<P::kProfiler> profiler(params);
   if (static_cast<int32_t>(blockIdx.x) >= params.num_items()) return;
   const WorkItem item = params.item(static_cast<int32_t>(blockIdx.x));

@@ -127,8 +127,8 @@ struct MlaTile {
     const int part = S::kShares ? warp / 4 : 0;
     Accumulator<S::kSharedRows, S::kHalf> sums;
     sums.clear();
-    LeftRows<S::kBytes> q(smem, warp % (S::kRows / S::kSharedRows) * S::kSharedRows);
-    RightRows<S::kBytes> k(keys(tile), logit_half() * S::kHalf);
+    SmemOperandA<S::kBytes> q(smem, warp % (S::kRows / S::kSharedRows) * S::kSharedRows);
+    SmemOperandB<S::kBytes> k(keys(tile), logit_half() * S::kHalf);
     // Two sharing warps take 32 elements each of every 64.
     q.at = Swizzle<S::kBytes>::chunk(q.at, 4 * part), k.at = Swizzle<S::kBytes>::chunk(k.at, 4 * part);
 #pragma unroll
@@ -275,8 +275,8 @@ struct MlaTile {
         }
       }
     }
-    const LeftRows<S::kWeightBytes> p(smem + S::kWeightsAt, row0);
-    const SummedRows<S::kBytes> v(keys(tile), 0);
+    const SmemOperandA<S::kWeightBytes> p(smem + S::kWeightsAt, row0);
+    const SmemOperandBTransposed<S::kBytes> v(keys(tile), 0);
 #pragma unroll
     for (int step = 0; step < S::kKeys / 16; ++step) {
       uint32_t a[2][4];

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   }
   __syncthreads();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   Profiler<P::kProfiler> profiler(params);
   // Loaded before the number of items is known, because the list has room for as many items as CTAs. The
   // latencies of the two loads overlap.

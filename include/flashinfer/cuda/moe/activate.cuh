@@ -45,7 +45,7 @@ __device__ __forceinline__ void activated(const ActivateParams& p, int64_t row, 
 template <typename T, int kN>
 __global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const ActivateParams p) {
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const int64_t count = p.count();
   for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
     const int expert = p.indptr ? p.expert(row) : 0;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const Activa
 template <typename T, int kN>
 __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const ActivateParams p) {
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const int64_t count = p.count(), blocks = (p.size + kQuantBlock - 1) / kQuantBlock;
   constexpr int kWarps = kMoeThreads / 32;
   for (int64_t block = int64_t{blockIdx.y} * kWarps + threadIdx.x / 32; block < blocks; block += gridDim.y * kWarps) {
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
 template <typename T>
 void activate_rows(const ActivateParams& p, const Launch& where) {
   constexpr int kN = kVecBytes / static_cast<int>(sizeof(T));
-  constexpr unsigned kMostRows = 1u << 16;
-  const auto rows = static_cast<unsigned>(p.rows < kMostRows ? p.rows : kMostRows);
-  const auto grid = [&](int64_t columns) { return dim3(rows, columns < kMostGridY ? columns : kMostGridY); };
+  constexpr unsigned kMaxRows = 1u << 16;
+  const auto rows = static_cast<unsigned>(p.rows < kMaxRows ? p.rows : kMaxRows);
+  const auto grid = [&](int64_t columns) { return dim3(rows, columns < kMaxGridY ? columns : kMaxGridY); };
   if (p.block_scales) {
     const bool fits = reinterpret_cast<uintptr_t>(p.input) % (4 * sizeof(T)) == 0 && p.input_stride % 4 == 0 &&
                       p.size % kQuantLanes == 0;

@@ -15,7 +15,7 @@ constexpr int kFinalizeThreads = 128;
 template <typename T, typename Out, int kN>
 __global__ void __launch_bounds__(kFinalizeThreads) finalize_kernel(const FinalizeParams p) {
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const int64_t token = blockIdx.x, first = (int64_t{blockIdx.y} * kFinalizeThreads + threadIdx.x) * kN;
   for (int64_t at = first; at < p.size; at += int64_t{gridDim.y} * kFinalizeThreads * kN) {
     float total[kN] = {};

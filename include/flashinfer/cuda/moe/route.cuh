@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(const RoutePara
   const int64_t token = int64_t{blockIdx.x} * kRouteWarps + threadIdx.x / 32;
   if (token >= p.tokens) return;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   TokenRoute<T, kPerLane> route(p, token);
   route.run(token);
 }

@@ -100,7 +100,7 @@ inline __global__ void __launch_bounds__(kSortThreads) sort_small_kernel(const S
   const int warp = threadIdx.x / 32, all = p.experts + 1;
   clear_counts(counts, int64_t{warps} * all);
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   __syncthreads();
   const int64_t each = (p.slots + warps - 1) / warps, begin = warp * each;
   const int64_t end = begin + each < p.slots ? begin + each : p.slots;
@@ -116,7 +116,7 @@ inline __global__ void count_slots_kernel(const SortParams p) {
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, all = p.experts + 1;
   clear_counts(counts, int64_t{warps} * all);
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   __syncthreads();
   const int64_t range = int64_t{blockIdx.x} * warps + warp, begin = range * kSlotsOfWarp;
   const int64_t end = begin + kSlotsOfWarp < p.slots ? begin + kSlotsOfWarp : p.slots;
@@ -129,7 +129,7 @@ inline __global__ void count_slots_kernel(const SortParams p) {
 inline __global__ void __launch_bounds__(kSortThreads) scan_slots_kernel(const SortParams p, int64_t ranges) {
   __shared__ int32_t partial[kSortWarps];
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   scan_counts(p, p.workspace, ranges, partial);
 }
 
@@ -137,7 +137,7 @@ inline __global__ void place_slots_kernel(const SortParams p) {
   extern __shared__ int32_t counts[];
   const int warps = blockDim.x / 32, warp = threadIdx.x / 32, all = p.experts + 1;
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const int64_t range = int64_t{blockIdx.x} * warps + warp, begin = range * kSlotsOfWarp;
   const int64_t end = begin + kSlotsOfWarp < p.slots ? begin + kSlotsOfWarp : p.slots;
   if (begin >= end) return;

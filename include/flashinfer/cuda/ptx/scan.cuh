@@ -5,7 +5,7 @@
 
 namespace flashinfer::cuda::ptx {
 
-__device__ __forceinline__ uint32_t warp_ends(uint32_t value) {
+__device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
 #pragma unroll
   for (int apart = 1; apart < 32; apart *= 2) {
     asm volatile(

@@ -19,17 +19,12 @@ __device__ __forceinline__ Found find(const uint64_t (&values)[kN], uint64_t nee
   uint64_t own = 0;
 #pragma unroll
   for (int i = 0; i < kN; ++i) own += values[i];
-  uint64_t end = own;
-#pragma unroll
-  for (int apart = 1; apart < 32; apart *= 2) {
-    const uint64_t other = __shfl_up_sync(kWarp, end, apart);
-    if (lane >= apart) end += other;
-  }
+  const uint64_t end = warp_inclusive_sum(own);
   if (lane == 31) scratch().warp_totals[warp] = end;
   if (threadIdx.x == 0) scratch().found_above = scratch().found_value = 0, scratch().found_position = last;
   __syncthreads();
   const uint64_t of_warp = lane < blockDim.x / 32 ? scratch().warp_totals[lane] : 0;
-  const uint64_t total = warp_sum(of_warp), before = warp_sum(lane < warp ? of_warp : 0);
+  const uint64_t total = lanes_sum<32>(of_warp), before = lanes_sum<32>(lane < warp ? of_warp : 0);
   need = need > total ? total : need;
   need = need < 1 ? 1 : need;
   uint64_t above = before + end - own;

@@ -13,7 +13,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int64_t kMostTopK = 128;  // largest k of a top-k served here
+constexpr int64_t kMaxCandidateTopK = 128;  // largest k that the candidate kernels serve
 
 struct FewRow : PipelinedRow {
   // Collect the elements that reach `bound`, with their positions in the pair of chunks.
@@ -32,7 +32,7 @@ struct FewRow : PipelinedRow {
     const auto append = [&](const Chunk& x, int first) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (!__any_sync(kWarp, found >> (first + 4 * j) & 15)) continue;
+        if (!__any_sync(kAllLanes, found >> (first + 4 * j) & 15)) continue;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!(found >> (first + 4 * j + i) & 1)) continue;
@@ -66,8 +66,8 @@ struct FewRow : PipelinedRow {
         if (!collects) return;
       }
       const float own = larger<true>(lane_max<true>(one), lane_max<true>(other));
-      const uint32_t pair_max_key = __reduce_max_sync(kWarp, Key::key(own));
-      const bool is_nan = __any_sync(kWarp, own != own);
+      const uint32_t pair_max_key = __reduce_max_sync(kAllLanes, Key::key(own));
+      const bool is_nan = __any_sync(kAllLanes, own != own);
       if (lane_id() == 0) {
         atomicMax(max_key, pair_max_key);
         if (is_nan) max_key[1] = 1;
@@ -112,7 +112,7 @@ struct FewRow : PipelinedRow {
       float sum = 0;
       bool kept = false;
       for (uint32_t i = lane_id(); i < all; i += 32) kept |= __uint_as_float(keys()[begin + i]) >= t;
-      if (__any_sync(kWarp, kept)) {
+      if (__any_sync(kAllLanes, kept)) {
         const auto lines = [&](const auto& f) {
 #pragma unroll
           for (int j = 0; j < 8; ++j) f(*reinterpret_cast<float4*>(x + 128 * j), j);

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   const int64_t request = blockIdx.x / engine.size, n = p.num_draft;
   engine.start();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const auto draft = [&](int64_t j) {
     return Source::of(p.draft, request * p.draft_batch_stride + j * p.draft.stride, p.vocab_size);
   };
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   for (int64_t start = 0; start < n; start += 32) {
     const int64_t j = start + lane_id();
     const bool passes = j < n && accepts(p, request, j, draft(j), target(j));
-    const unsigned yes = __ballot_sync(kWarp, passes), no = __ballot_sync(kWarp, j < n && !passes);
+    const unsigned yes = __ballot_sync(kAllLanes, passes), no = __ballot_sync(kAllLanes, j < n && !passes);
     accepted += __popc(yes);
     if (no && emitted == n) emitted = start + __ffs(no) - 1;
   }

@@ -13,11 +13,10 @@
 
 #include <flashinfer/common/sampling.h>
 #include <flashinfer/cuda/ptx/policy.cuh>
+#include <flashinfer/cuda/tile/reduce.cuh>
 #include <flashinfer/cuda/tile/vec.cuh>
 
 namespace flashinfer::cuda {
-
-constexpr uint32_t kWarp = 0xffffffffu;
 
 struct Chunk {
   float at[4][4];
@@ -33,6 +32,28 @@ struct Chunk {
 };
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x & 31; }
+
+// Inclusive prefix sums over the lanes, for kN numbers at once.
+template <int kN>
+__device__ __forceinline__ void warp_inclusive_sum(const uint64_t (&values)[kN], uint64_t (&ends)[kN]) {
+  const int lane = lane_id();
+#pragma unroll
+  for (int i = 0; i < kN; ++i) ends[i] = values[i];
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      const uint64_t other = __shfl_up_sync(kAllLanes, ends[i], apart);
+      if (lane >= apart) ends[i] += other;
+    }
+  }
+}
+__device__ __forceinline__ uint64_t warp_inclusive_sum(uint64_t value) {
+  const uint64_t values[1] = {value};
+  uint64_t ends[1];
+  warp_inclusive_sum(values, ends);
+  return ends[0];
+}
 
 // Return the offset of a lane's elements in part j of a chunk.
 __device__ __forceinline__ int part_start(int j) { return j * 128 + lane_id() * 4; }
@@ -52,11 +73,11 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x, const F& value) {
   for (int c = 0; c < 4; ++c) s[c] = (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
   // Add lanes 16 apart, two of the four sums each; then lanes 8 apart, one each; then the rest of the lanes.
   const bool high = lane & 16, odd = lane & 8;
-  const float a = (high ? s[2] : s[0]) + __shfl_xor_sync(kWarp, high ? s[0] : s[2], 16);
-  const float b = (high ? s[3] : s[1]) + __shfl_xor_sync(kWarp, high ? s[1] : s[3], 16);
-  float sum = (odd ? b : a) + __shfl_xor_sync(kWarp, odd ? a : b, 8);
+  const float a = (high ? s[2] : s[0]) + __shfl_xor_sync(kAllLanes, high ? s[0] : s[2], 16);
+  const float b = (high ? s[3] : s[1]) + __shfl_xor_sync(kAllLanes, high ? s[1] : s[3], 16);
+  float sum = (odd ? b : a) + __shfl_xor_sync(kAllLanes, odd ? a : b, 8);
 #pragma unroll
-  for (int apart : {4, 2, 1, 16, 8}) sum += __shfl_xor_sync(kWarp, sum, apart);
+  for (int apart : {4, 2, 1, 16, 8}) sum += __shfl_xor_sync(kAllLanes, sum, apart);
   return sum;
 }
 
@@ -85,13 +106,13 @@ __device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second)
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     const float a = first.at[c], b = second.at[c];
-    k[c] = (high ? b : a) + __shfl_xor_sync(kWarp, high ? a : b, 16);
+    k[c] = (high ? b : a) + __shfl_xor_sync(kAllLanes, high ? a : b, 16);
   }
 #pragma unroll
-  for (int c = 0; c < 2; ++c) k[c] = (eight ? k[c + 2] : k[c]) + __shfl_xor_sync(kWarp, eight ? k[c] : k[c + 2], 8);
-  float sum = (four ? k[1] : k[0]) + __shfl_xor_sync(kWarp, four ? k[0] : k[1], 4);
+  for (int c = 0; c < 2; ++c) k[c] = (eight ? k[c + 2] : k[c]) + __shfl_xor_sync(kAllLanes, eight ? k[c] : k[c + 2], 8);
+  float sum = (four ? k[1] : k[0]) + __shfl_xor_sync(kAllLanes, four ? k[0] : k[1], 4);
 #pragma unroll
-  for (int apart : {2, 1, 8, 4}) sum += __shfl_xor_sync(kWarp, sum, apart);
+  for (int apart : {2, 1, 8, 4}) sum += __shfl_xor_sync(kAllLanes, sum, apart);
   return sum;
 }
 
@@ -122,7 +143,8 @@ template <bool kNaN>
 __device__ __forceinline__ float chunk_max(const Chunk& x) {
   float maximum = lane_max<kNaN>(x);
 #pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) maximum = larger<kNaN>(maximum, __shfl_xor_sync(kWarp, maximum, apart));
+  for (int apart = 16; apart > 0; apart /= 2)
+    maximum = larger<kNaN>(maximum, __shfl_xor_sync(kAllLanes, maximum, apart));
   return maximum;
 }
 
@@ -130,9 +152,10 @@ template <bool kNaN>
 __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& second) {
   const bool high = lane_id() & 16;
   const float a = lane_max<kNaN>(first), b = lane_max<kNaN>(second);
-  float maximum = larger<kNaN>(high ? b : a, __shfl_xor_sync(kWarp, high ? a : b, 16));
+  float maximum = larger<kNaN>(high ? b : a, __shfl_xor_sync(kAllLanes, high ? a : b, 16));
 #pragma unroll
-  for (int apart = 8; apart > 0; apart /= 2) maximum = larger<kNaN>(maximum, __shfl_xor_sync(kWarp, maximum, apart));
+  for (int apart = 8; apart > 0; apart /= 2)
+    maximum = larger<kNaN>(maximum, __shfl_xor_sync(kAllLanes, maximum, apart));
   return maximum;
 }
 

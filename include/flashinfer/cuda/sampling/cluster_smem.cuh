@@ -161,7 +161,7 @@ struct ClusterSmem {
     __shared__ uint64_t parts[kClusterSmemWarps];
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     const int c = threadIdx.x;
-    const uint64_t own = warp_sum(valid && c < engine.chunks ? fixed(sums()[c]) : 0);
+    const uint64_t own = lanes_sum<32>(valid && c < engine.chunks ? fixed(sums()[c]) : 0);
     __syncthreads();  // parts are no longer read
     if (lane_id() == 0) parts[engine.warp()] = own;
     __syncthreads();

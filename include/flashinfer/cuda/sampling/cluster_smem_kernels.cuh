@@ -10,7 +10,7 @@ __device__ __forceinline__ ClusterSmemRow start_cluster_smem(int64_t n) {
   x.engine = GlobalRow::of(n);
   x.engine.arrive();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   return x;
 }
 
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
     if (top_k.on) {
       uint32_t max_key = 0;
       for (int c = lane_id(); c < x.engine.chunks; c += 32) max_key = max(max_key, Signed::key(x.maxima()[c]));
-      least = Signed::real(x.top_k_key<Signed>(__reduce_max_sync(kWarp, max_key), top_k.k));
+      least = Signed::real(x.top_k_key<Signed>(__reduce_max_sync(kAllLanes, max_key), top_k.k));
     }
     write(p.input.dtype, [&](float value) { return value < least ? -INFINITY : value; });
   } else {

@@ -50,7 +50,7 @@ struct ClusterSmemRow : ClusterSmemSearch {
               to = min(from + per_lane, engine.chunks);
     uint64_t own = 0;
     for (int c = from; c < to; ++c) own += totals.fixed(of_chunks[c]);
-    const uint64_t end = warp_ends(own);
+    const uint64_t end = warp_inclusive_sum(own);
     uint64_t share = share_of(p.random.draw(output, 0), totals.total);
     if (end - own <= share && share < end) {
       int c = from;
@@ -104,12 +104,12 @@ struct ClusterSmemRow : ClusterSmemSearch {
       for (int i = 0; i < 4; ++i)
         if (is_kept(x.at[j][i], part_start(j) + i)) own[j] += totals.fixed(x.at[j][i]), last = part_start(j) + i;
     }
-    warp_ends(own, ends);
+    warp_inclusive_sum(own, ends);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const uint64_t end = ends[j] + before;
       if (end - own[j] <= share && share < end) part = j, start = end - own[j];
-      before = __shfl_sync(kWarp, end, 31);
+      before = __shfl_sync(kAllLanes, end, 31);
     }
     if (part >= 0) {
       token = part_start(part);
@@ -122,7 +122,7 @@ struct ClusterSmemRow : ClusterSmemSearch {
       }
     }
     // Without an element because of rounding, draw the last kept one.
-    const int max_token = __reduce_max_sync(kWarp, token), kept = __reduce_max_sync(kWarp, last);
+    const int max_token = __reduce_max_sync(kAllLanes, token), kept = __reduce_max_sync(kAllLanes, last);
     if (lane_id() == 0) put_sample(p, output, int64_t{c} * kSumChunk + (max_token >= 0 ? max_token : kept), true);
   }
 };

@@ -53,12 +53,12 @@ struct ClusterSmemSearch : ClusterSmem {
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         if (Key::key(x.at[i / 4][i % 4]) - low <= high - low) found |= 1u << i;
-      if (!__any_sync(kWarp, found)) return;
-      const uint32_t end = ptx::warp_ends(__popc(found));
+      if (!__any_sync(kAllLanes, found)) return;
+      const uint32_t end = ptx::warp_inclusive_sum(__popc(found));
       uint32_t base = 0;
       if (lane_id() == 31) base = atomicAdd(&scratch().counter, end);
-      base = __shfl_sync(kWarp, base, 31);
-      if (base + __shfl_sync(kWarp, end, 31) > kOwnKeys) return;
+      base = __shfl_sync(kAllLanes, base, 31);
+      if (base + __shfl_sync(kAllLanes, end, 31) > kOwnKeys) return;
       uint32_t* to = keys() + base + end - __popc(found);
 #pragma unroll
       for (int i = 0; i < 16; ++i)
@@ -67,7 +67,7 @@ struct ClusterSmemSearch : ClusterSmem {
     engine.sync();
     const int lane = lane_id();
     const uint32_t count = lane < engine.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
-    return {!__any_sync(kWarp, count > kOwnKeys), __reduce_add_sync(kWarp, count), count};
+    return {!__any_sync(kAllLanes, count > kOwnKeys), __reduce_add_sync(kAllLanes, count), count};
   }
 
   // Call f(key, index) for all gathered keys. The keys of a CTA are distributed over some of the warps.
@@ -75,7 +75,8 @@ struct ClusterSmemSearch : ClusterSmem {
   __device__ __forceinline__ void each_key(const Gathered& all, const F& f) const {
     const int parts = kClusterSmemWarps / engine.size, r = engine.warp() / parts, lane = lane_id();
     if (r >= engine.size) return;
-    const uint32_t base = __reduce_add_sync(kWarp, lane < r ? all.count : 0), n = __shfl_sync(kWarp, all.count, r);
+    const uint32_t base = __reduce_add_sync(kAllLanes, lane < r ? all.count : 0),
+                   n = __shfl_sync(kAllLanes, all.count, r);
     const uint32_t from = ptx::of_rank(keys(), r);
     for (uint32_t i = (engine.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
       f(ptx::load_of_rank(from + 4 * i), base + i);

@@ -5,28 +5,6 @@
 
 namespace flashinfer::cuda {
 
-// Inclusive prefix sums over the lanes, for kN numbers at once.
-template <int kN>
-__device__ __forceinline__ void warp_ends(const uint64_t (&values)[kN], uint64_t (&ends)[kN]) {
-  const int lane = lane_id();
-#pragma unroll
-  for (int i = 0; i < kN; ++i) ends[i] = values[i];
-#pragma unroll
-  for (int apart = 1; apart < 32; apart *= 2) {
-#pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      const uint64_t other = __shfl_up_sync(kWarp, ends[i], apart);
-      if (lane >= apart) ends[i] += other;
-    }
-  }
-}
-__device__ __forceinline__ uint64_t warp_ends(uint64_t value) {
-  const uint64_t values[1] = {value};
-  uint64_t ends[1];
-  warp_ends(values, ends);
-  return ends[0];
-}
-
 // Draws from a chunk of a row.
 template <bool kResident>
 struct ChunkDraw {
@@ -76,14 +54,14 @@ struct ChunkDraw {
       if (x[i] > 0 && x[i] >= threshold && from + i < count) own += totals.fixed(x[i]), last = from + i;
       sums[i] = own;
     }
-    const uint64_t end_at = warp_ends(own), before = end_at - own;
-    const unsigned passed = __ballot_sync(kWarp, end_at > share);
+    const uint64_t end_at = warp_inclusive_sum(own), before = end_at - own;
+    const unsigned passed = __ballot_sync(kAllLanes, end_at > share);
     const int64_t base = int64_t{c} * kSumChunk;
-    if (passed == 0) return base + __reduce_max_sync(kWarp, last);
+    if (passed == 0) return base + __reduce_max_sync(kAllLanes, last);
     int result = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) result += before + sums[i] <= share;
-    return base + __shfl_sync(kWarp, from + result, __ffs(passed) - 1);
+    return base + __shfl_sync(kAllLanes, from + result, __ffs(passed) - 1);
   }
 };
 
@@ -100,7 +78,7 @@ struct Draw : ChunkDraw<kResident> {
     const int from = lane_id() * per_lane, to = min(from + per_lane, engine.chunks);
     uint64_t own = 0;
     for (int c = from; c < to; ++c) own += totals.fixed(sums[c]);
-    end = warp_ends(own);
+    end = warp_inclusive_sum(own);
     start = end - own;
   }
 
@@ -115,8 +93,8 @@ struct Draw : ChunkDraw<kResident> {
       share -= start, c = lane_id() * per_lane;
       for (uint64_t one; (one = totals.fixed(sums[c])) <= share; ++c) share -= one;
     }
-    const int owner = __ffs(__ballot_sync(kWarp, holds)) - 1;
-    return this->find_in_chunk(__shfl_sync(kWarp, c, owner), __shfl_sync(kWarp, share, owner));
+    const int owner = __ffs(__ballot_sync(kAllLanes, holds)) - 1;
+    return this->find_in_chunk(__shfl_sync(kAllLanes, c, owner), __shfl_sync(kAllLanes, share, owner));
   }
 };
 

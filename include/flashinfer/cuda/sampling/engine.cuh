@@ -54,12 +54,6 @@ struct Totals {
   __device__ double real() const { return fixed.real(total); }
 };
 
-__device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
-#pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(kWarp, value, apart);
-  return value;
-}
-
 struct NoChunk {
   __device__ __forceinline__ bool operator()(int) const { return false; }
 };
@@ -316,7 +310,7 @@ struct Engine {
   __device__ __forceinline__ static uint32_t largest_bits(const float* values, int n) {
     uint32_t max_bits = 0;
     for (int i = lane_id(); i < n; i += 32) max_bits = max(max_bits, __float_as_uint(values[i]));
-    return __reduce_max_sync(kWarp, max_bits);
+    return __reduce_max_sync(kAllLanes, max_bits);
   }
 
   __device__ __noinline__ static uint64_t add_up(Engine engine, double up) {
@@ -324,7 +318,7 @@ struct Engine {
     const float* sums = engine.sums();
     uint64_t total = 0;
     for (int i = lane_id(); i < engine.chunks; i += 32) total += fixed(sums[i]);
-    return warp_sum(total);
+    return lanes_sum<32>(total);
   }
 
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
@@ -362,7 +356,7 @@ __device__ __forceinline__ float largest_of(const float* values, int n) {
   float maximum = -INFINITY;
   for (int i = lane_id(); i < n; i += 32) maximum = max_nan(maximum, values[i]);
 #pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) maximum = max_nan(maximum, __shfl_xor_sync(kWarp, maximum, apart));
+  for (int apart = 16; apart > 0; apart /= 2) maximum = max_nan(maximum, __shfl_xor_sync(kAllLanes, maximum, apart));
   return maximum;
 }
 

@@ -64,12 +64,12 @@ struct NucleusRow : NucleusSample {
         const uint32_t own = lane_id() < number ? words[lane_id()] : 0, weight = weights(__uint_as_float(own));
         uint32_t reach = 0;
         for (uint32_t i = 0; i < number; ++i) {
-          const uint32_t key = __shfl_sync(kWarp, own, i), more = __shfl_sync(kWarp, weight, i);
+          const uint32_t key = __shfl_sync(kAllLanes, own, i), more = __shfl_sync(kAllLanes, weight, i);
           reach += key >= own ? more : 0;
         }
-        const uint32_t enough = __reduce_max_sync(kWarp, reach >= need ? own : 0);
-        const uint32_t key = enough != 0 ? enough : __reduce_min_sync(kWarp, own != 0 ? own : ~0u);
-        return {key, sum_of(key, __popc(__ballot_sync(kWarp, own == key)))};
+        const uint32_t enough = __reduce_max_sync(kAllLanes, reach >= need ? own : 0);
+        const uint32_t key = enough != 0 ? enough : __reduce_min_sync(kAllLanes, own != 0 ? own : ~0u);
+        return {key, sum_of(key, __popc(__ballot_sync(kAllLanes, own == key)))};
       }
       __syncthreads();
     }
@@ -81,7 +81,7 @@ struct NucleusRow : NucleusSample {
     __syncthreads();
     uint32_t max_key = 0;
     each_collected(count, [&](float x) { max_key = max(max_key, x < high ? __float_as_uint(x) : 0u); });
-    max_key = __reduce_max_sync(kWarp, max_key);
+    max_key = __reduce_max_sync(kAllLanes, max_key);
     if (lane_id() == 0) atomicMax(&scratch().counts[0], max_key);
     __syncthreads();
     return scratch().counts[0];

@@ -85,7 +85,7 @@ struct NucleusRead : ClusterSmemRow {
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     uint64_t total = 0;
     for (int c = lane_id(); valid && c < engine.chunks; c += 32) total += fixed(sums()[c]);
-    return {fixed, warp_sum(total), valid};
+    return {fixed, lanes_sum<32>(total), valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
     return add_up(fixed, engine.largest_bits(sums(), engine.chunks));
@@ -123,11 +123,11 @@ struct NucleusRead : ClusterSmemRow {
       *reinterpret_cast<float4*>(to + which * (kSumChunk / 4)) = make_float4(above[0], above[1], above[2], above[3]);
     }
     put_sums(sums(), pair, pair_sum(chunks[0], chunks[1], [](float x) { return x; }));
-    if (!__any_sync(kWarp, found)) return;
-    const uint32_t own = __popc(found), end = ptx::warp_ends(own), all = __shfl_sync(kWarp, end, 31);
+    if (!__any_sync(kAllLanes, found)) return;
+    const uint32_t own = __popc(found), end = ptx::warp_inclusive_sum(own), all = __shfl_sync(kAllLanes, end, 31);
     uint32_t base = 0;
     if (lane_id() == 0) base = ptx::atomic_add_shared(ptx::shared_address(&scratch().counter), all);
-    base = __shfl_sync(kWarp, base, 0);
+    base = __shfl_sync(kAllLanes, base, 0);
     if (base + all > kCollectedGroups) return;
     float* put = collected() + base + end - own;
     const int group_index = c * (kSumChunk / 4) + part_start(0);
@@ -196,10 +196,10 @@ struct NucleusRead : ClusterSmemRow {
       put_sums(sums(), pair, sum);
       own += fixed(sum);
     }
-    own += __shfl_xor_sync(kWarp, own, 16);
+    own += __shfl_xor_sync(kAllLanes, own, 16);
     if (lane_id() == 0) scratch().warp_totals[engine.warp()] = own;
     __syncthreads();
-    return warp_sum(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
+    return lanes_sum<32>(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
   }
 
   // Store change(x) of all elements to `to`, in reverse order: the pairs that were read last come first.

@@ -81,15 +81,15 @@ struct NucleusSample : NucleusRead {
     };
     scan(pair[0]), scan(pair[1]);
 #pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
-    const uint32_t key = __reduce_max_sync(kWarp, __float_as_uint(maximum));
+    for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kAllLanes, own, apart);
+    const uint32_t key = __reduce_max_sync(kAllLanes, __float_as_uint(maximum));
     float* parts = maxima();
     if (lane_id() == 0) parts[engine.warp()] = own, parts[kNucleusWarps + engine.warp()] = __uint_as_float(key);
     for (int i = threadIdx.x; i < kSampleBins; i += blockDim.x) sample()[i] = 0;
     __syncthreads();
     own = parts[lane_id() & (kNucleusWarps - 1)];
 #pragma unroll
-    for (int apart = kNucleusWarps / 2; apart > 0; apart /= 2) own += __shfl_xor_sync(kWarp, own, apart);
+    for (int apart = kNucleusWarps / 2; apart > 0; apart /= 2) own += __shfl_xor_sync(kAllLanes, own, apart);
     const int base =
         static_cast<int>(engine.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
     const double mass = own > 0 && own < INFINITY ? own : 0;
@@ -125,7 +125,7 @@ struct NucleusSample : NucleusRead {
       words[i] = static_cast<uint64_t>(weight) << 32 | __float2uint_rn(16 * elements);
       own += words[i];
     }
-    const uint64_t end = warp_ends(own);
+    const uint64_t end = warp_inclusive_sum(own);
     Scratch& s = scratch();
     __syncthreads();
     if (lane_id() == 31) s.warp_totals[engine.warp()] = end;
@@ -135,7 +135,8 @@ struct NucleusSample : NucleusRead {
     }
     __syncthreads();
     const uint64_t of_warp = lane_id() < kNucleusWarps ? s.warp_totals[lane_id()] : 0;
-    const uint64_t total = warp_sum(of_warp), start = warp_sum(lane_id() < engine.warp() ? of_warp : 0) + end - own;
+    const uint64_t total = lanes_sum<32>(of_warp),
+                   start = lanes_sum<32>(lane_id() < engine.warp() ? of_warp : 0) + end - own;
     need = max(min(need, static_cast<uint32_t>(total >> 32)), 1u);
     uint64_t at = start;
 #pragma unroll

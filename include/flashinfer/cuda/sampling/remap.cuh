@@ -57,7 +57,7 @@ struct PairSums {
 };
 __device__ __forceinline__ PairSums exponentials_of(Chunk& one, Chunk& other, float scale) {
   const float maximum = pair_max<true>(one, other);
-  const float first = __shfl_sync(kWarp, maximum, 0), second = __shfl_sync(kWarp, maximum, 16);
+  const float first = __shfl_sync(kAllLanes, maximum, 0), second = __shfl_sync(kAllLanes, maximum, 16);
   one.each([&](float& l) { l = ptx::ex2_approx((l - first) * scale); });
   other.each([&](float& l) { l = ptx::ex2_approx((l - second) * scale); });
   const float sum = pair_sum(one, other, [](float x) { return x; });

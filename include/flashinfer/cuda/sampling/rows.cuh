@@ -121,7 +121,7 @@ struct Run {
     for (int64_t next = output + 1; next < end; next += 32) {
       const int64_t mine = next + lane_id();
       const bool same = mine < end && row_of(p, mine) == row && Filters::of(p, mine, row) == filters;
-      const unsigned others = __ballot_sync(kWarp, !same);
+      const unsigned others = __ballot_sync(kAllLanes, !same);
       if (others) return {row, next + __ffs(others) - 1};
     }
     return {row, end};
@@ -159,7 +159,7 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
   const int64_t begin = blockIdx.x / engine.size * group, end = min(begin + group, p.num_outputs);
   engine.start();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   for (int64_t output = begin; output < end;) {
     const int64_t row = Run::row_of(p, output);
     const bool exists = row >= 0 && row < p.num_rows;
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ Map
   const int64_t row = blockIdx.x / engine.size;
   engine.start();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   set_scratch([&](Scratch& s) {
     s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
     s.remap = {};

@@ -58,8 +58,8 @@ struct Segments {
       } else {
         sum = pair_sum(first, second, [](float x) { return max_nan(x, 0.0f); });
       }
-      f(c, __shfl_sync(kWarp, sum, 0));
-      const float other = __shfl_sync(kWarp, sum, 16);
+      f(c, __shfl_sync(kAllLanes, sum, 0));
+      const float other = __shfl_sync(kAllLanes, sum, 16);
       if (has_second) f(c + 1, other);
     });
   }
@@ -71,7 +71,7 @@ struct Segments {
     s.each_pair(s.own(), [&](const Chunk& first, const Chunk& second, int, bool) {
       maximum = max_nan(maximum, pair_max<true>(first, second));
     });
-    maximum = max_nan(maximum, __shfl_xor_sync(kWarp, maximum, 16));
+    maximum = max_nan(maximum, __shfl_xor_sync(kAllLanes, maximum, 16));
     s.words.broadcast(s.words.sums() + s.own(), maximum);
     s.words.end_pass();
   }

@@ -9,10 +9,10 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kStreamBlocks = 2;                    // CTAs per SM
-constexpr int kPairs = kClusterSmemChunks / 2;      // of a row, at most
-constexpr int kLeastPairs = 2 * kClusterSmemWarps;  // of a row: two per warp
-constexpr int kCollected = 6400;                    // collected elements, at most
+constexpr int kStreamBlocks = 2;                  // CTAs per SM
+constexpr int kPairs = kClusterSmemChunks / 2;    // of a row, at most
+constexpr int kMinPairs = 2 * kClusterSmemWarps;  // of a row: two per warp
+constexpr int kCollected = 6400;                  // collected elements, at most
 
 struct PipelinedRow : ClusterSmemRow {
   int first_pair, own_pairs;  // of the warp
@@ -25,7 +25,7 @@ struct PipelinedRow : ClusterSmemRow {
   }
   static bool fits(int64_t vocab_size) {
     const int64_t chunks = num_chunks(vocab_size);
-    return chunks >= 2 * kLeastPairs && chunks <= kClusterSmemChunks;
+    return chunks >= 2 * kMinPairs && chunks <= kClusterSmemChunks;
   }
 
   __device__ static PipelinedRow of(int64_t n) {
@@ -159,11 +159,11 @@ struct PipelinedRow : ClusterSmemRow {
     uint32_t at, base, all;
   };
   __device__ __forceinline__ static Span span_of(uint32_t found) {
-    const uint32_t end = ptx::warp_ends(__popc(found));
-    const uint32_t all = __shfl_sync(kWarp, end, 31);
+    const uint32_t end = ptx::warp_inclusive_sum(__popc(found));
+    const uint32_t all = __shfl_sync(kAllLanes, end, 31);
     uint32_t base = 0;
     if (lane_id() == 0 && all != 0) base = atomicAdd(&scratch().counter, all);
-    base = __shfl_sync(kWarp, base, 0);
+    base = __shfl_sync(kAllLanes, base, 0);
     return {base + end - __popc(found), base, all};
   }
 };
@@ -174,7 +174,7 @@ __device__ __forceinline__ void each_row(const RowsOf& rows, int64_t count, int6
   const auto source_of = [&](int64_t row) { return row < count ? Source::of(rows, row * rows.stride, n) : Source{}; };
   PipelinedRow x = PipelinedRow::of(n);
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   Source source = source_of(blockIdx.x);
   x.start(source);
 #pragma unroll 1

@@ -143,13 +143,13 @@ __device__ __forceinline__ uint32_t found_in(const Engine<kResident>& engine, co
 // Append the keys of the elements marked in `found`, if all of the warp's fit.
 template <typename Key>
 __device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, const Chunk& other, uint32_t found) {
-  if (!__any_sync(kWarp, found)) return;
+  if (!__any_sync(kAllLanes, found)) return;
   const int lane = lane_id();
-  const uint32_t end = ptx::warp_ends(__popc(found));
+  const uint32_t end = ptx::warp_inclusive_sum(__popc(found));
   uint32_t base = 0;
   if (lane == 31) base = atomicAdd(&scratch().counter, end);
-  base = __shfl_sync(kWarp, base, 31);
-  if (base + __shfl_sync(kWarp, end, 31) > kCandidates) return;
+  base = __shfl_sync(kAllLanes, base, 31);
+  if (base + __shfl_sync(kAllLanes, end, 31) > kCandidates) return;
   keys += base + end - __popc(found);
 #pragma unroll
   for (int i = 0; i < 16; ++i)
@@ -246,7 +246,7 @@ __device__ __forceinline__ Range maxima_keys(const ResidentRow& engine) {
     const uint32_t key = Key::key(maxima[c]);
     min_key = min(min_key, key), max_key = max(max_key, key);
   }
-  return {__reduce_min_sync(kWarp, min_key), __reduce_max_sync(kWarp, max_key)};
+  return {__reduce_min_sync(kAllLanes, min_key), __reduce_max_sync(kAllLanes, max_key)};
 }
 
 // Return a key that at least k elements reach: the k-th largest chunk maximum, rounded down to a bin.

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(512, 1) mask_kernel(const __grid_constant__ Ma
   const int64_t row = blockIdx.x / engine.size;
   engine.start();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const float least =
       Signed::real(key_of_rank(engine, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size)));
   engine.each_own([&](int c) {
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
   const int64_t row = blockIdx.x / engine.size;
   engine.start();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const uint32_t key = key_of_rank(engine, p.input, row, {p.k < p.vocab_size, p.k});
   engine.sums_at ^= 1;
   engine.begin_pass(engine.chunks);
@@ -65,19 +65,19 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
     Chunk chunk;
     engine.load(chunk, c);
     const uint32_t counts = counts_of(chunk, key, p.vocab_size - int64_t{c} * kSumChunk, part);
-    engine.broadcast(engine.sums() + c, __uint_as_float(__reduce_add_sync(kWarp, counts)));
+    engine.broadcast(engine.sums() + c, __uint_as_float(__reduce_add_sync(kAllLanes, counts)));
   });
   engine.end_pass(), ++engine.pass;
   uint64_t above = 0;
   for (int c = lane_id(); c < engine.chunks; c += 32) above += __float_as_uint(engine.sums()[c]) >> 16;
-  const int64_t ties = p.k - static_cast<int64_t>(warp_sum(above));
+  const int64_t ties = p.k - static_cast<int64_t>(lanes_sum<32>(above));
   engine.each_own([&](int c) {
     uint64_t higher = 0, equal = 0;
     for (int i = lane_id(); i < c; i += 32) {
       const uint32_t counts = __float_as_uint(engine.sums()[i]);
       higher += counts >> 16, equal += counts & 0xffff;
     }
-    higher = warp_sum(higher), equal = warp_sum(equal);
+    higher = lanes_sum<32>(higher), equal = lanes_sum<32>(equal);
     Chunk chunk;
     engine.load(chunk, c);
     const int64_t left = p.vocab_size - int64_t{c} * kSumChunk;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
       uint32_t end = part[j];
 #pragma unroll
       for (int apart = 1; apart < 32; apart *= 2) {
-        const uint32_t other = __shfl_up_sync(kWarp, end, apart);
+        const uint32_t other = __shfl_up_sync(kAllLanes, end, apart);
         if (lane_id() >= apart) end += other;
       }
       int64_t rank = higher + ((end - part[j]) >> 16), tie = equal + ((end - part[j]) & 0xffff);
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
         }
         own > key ? ++rank : ++tie;
       }
-      const uint32_t all = __shfl_sync(kWarp, end, 31);
+      const uint32_t all = __shfl_sync(kAllLanes, end, 31);
       higher += all >> 16, equal += all & 0xffff;
     }
   });

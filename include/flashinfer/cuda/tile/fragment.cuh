@@ -1,7 +1,7 @@
-// Operands and results of tensor-core products, in the layouts of mma.m16n8k16: c[m][n] += a[m][k] * b[n][k].
+// Operands and accumulators of mma.m16n8k16: C[m][n] += sum over k of A[m][k] B[n][k].
 //
 // Element i of an accumulator's 16 x 8 tile has row 8 (i / 2) + lane / 4 and column 2 (lane % 4) + i % 2.
-// Four tiles, packed in pairs, are the left operand of the next product.
+// Two adjacent tiles, rounded to 16 bits, have the register layout of operand A of the next product.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
 template <int kRows, int kColumns>
 struct Accumulator {
   static constexpr int kM = kRows / 16, kN = kColumns / 8;
-  static_assert(kRows % 16 == 0 && kColumns % 16 == 0, "an accumulator is made of tiles of 16 x 8, two side by side");
+  static_assert(kRows % 16 == 0 && kColumns % 16 == 0, "an accumulator consists of pairs of 16 x 8 tiles");
   float tile[kM][kN][4];
 
   __device__ __forceinline__ float (&operator[](int m)) [kN][4] { return tile[m]; } __device__ __forceinline__ const
@@ -65,10 +65,10 @@ struct Accumulator {
   }
 };
 
-// A left operand of kRows x kDepth in registers: 16 elements of all rows, then the next 16.
+// Operand A of kRows x kDepth in registers. tile[step] has elements 16 step to 16 step + 15 of all rows.
 template <int kRows, int kDepth>
-struct LeftOperand {
-  static_assert(kRows % 16 == 0 && kDepth % 16 == 0, "a left operand is made of tiles of 16 x 16");
+struct RegisterOperandA {
+  static_assert(kRows % 16 == 0 && kDepth % 16 == 0, "operand A consists of 16 x 16 tiles");
   uint32_t tile[kDepth / 16][kRows / 16][4];
 
   __device__ __forceinline__ uint32_t (&operator[](int step)) [kRows / 16][4] {
@@ -78,13 +78,13 @@ struct LeftOperand {
   }
 };
 
-// A left operand in smem with rows of kBytes: the ldmatrix address of a lane. `offset` selects another tile
-// with rows of the same length, which shares the address pattern.
+// Operand A in smem, with rows of kBytes: the ldmatrix address of a lane. `offset` selects another tile with
+// rows of the same length, so both tiles share one address.
 template <int kBytes>
-struct LeftRows {
+struct SmemOperandA {
   uint32_t at;
 
-  __device__ __forceinline__ LeftRows(uint32_t start, int first_row) {
+  __device__ __forceinline__ SmemOperandA(uint32_t start, int first_row) {
     const int lane = threadIdx.x % 32;
     at = Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first_row + lane % 16), lane / 16);
   }
@@ -94,13 +94,13 @@ struct LeftRows {
   }
 };
 
-// A right operand whose rows are columns of the result.
+// Operand B in smem, K-major: a row of smem is a column n of the result, and its elements are k.
 template <int kBytes, int kLineRows = 0>
-struct RightRows {
+struct SmemOperandB {
   using Rows = Swizzle<kBytes, kLineRows>;
   uint32_t at;
 
-  __device__ __forceinline__ RightRows(uint32_t start, int first_row) {
+  __device__ __forceinline__ SmemOperandB(uint32_t start, int first_row) {
     const int lane = threadIdx.x % 32;
     at = Rows::chunk(Rows::row(start, first_row + lane % 8 + lane / 16 * 8), lane / 8 % 2);
   }
@@ -112,17 +112,17 @@ struct RightRows {
   }
 };
 
-// A right operand whose rows are summed over.
+// Operand B in smem, N-major: a row of smem is an index k, and its elements are columns n of the result.
 template <int kBytes, int kLineRows = 0>
-struct SummedRows {
+struct SmemOperandBTransposed {
   using Rows = Swizzle<kBytes, kLineRows>;
   uint32_t at;
 
-  __device__ __forceinline__ SummedRows(uint32_t start, int first_row)
+  __device__ __forceinline__ SmemOperandBTransposed(uint32_t start, int first_row)
       : at(Rows::chunk(Rows::row(start, first_row + threadIdx.x % 16), threadIdx.x % 32 / 16)) {}
-  // Returns the operand that starts `rows` further, a multiple of 16.
-  __device__ __forceinline__ SummedRows below(int rows) const {
-    SummedRows result(*this);
+  // Returns the operand that starts `rows` rows later. `rows` is a multiple of 16.
+  __device__ __forceinline__ SmemOperandBTransposed below(int rows) const {
+    SmemOperandBTransposed result(*this);
     result.at += rows * Rows::kPitch;
     return result;
   }

@@ -12,7 +12,7 @@
 namespace flashinfer::cuda {
 
 // Returns the position of element d of a left operand for RightRows8, which has four adjacent elements
-// instead of RightRows' two and two.
+// instead of SmemOperandB' two and two.
 __device__ __forceinline__ int position_in_8(int d) { return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2; }
 
 // A right operand whose rows are columns of the result.

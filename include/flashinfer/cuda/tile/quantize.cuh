@@ -25,16 +25,16 @@ __device__ __forceinline__ void round_all(float (&x)[kN]) {
 }
 
 // Returns eight bits of a float, for GPUs before 8.9, whose instructions cuda_fp8.h replaces by long code in double.
-// kLeast: the exponent field of a float for the least normal number of the format.
-template <int kMantissa, uint32_t kLeast>
+// kMinExponent: the exponent field of the smallest normal number of the format, as a float.
+template <int kMantissa, uint32_t kMinExponent>
 __device__ __forceinline__ uint8_t fp8_by_integers(float value, float largest) {
   const uint32_t bits = __float_as_uint(value), sign = bits >> 24 & 0x80u;
   const float magnitude = fminf(fabsf(value), largest);
-  const uint32_t exponent = max(__float_as_uint(magnitude) >> 23, kLeast);
+  const uint32_t exponent = max(__float_as_uint(magnitude) >> 23, kMinExponent);
   // Adding a power of two whose last bit is the result's last bit makes the hardware round to it.
   const uint32_t anchor = (exponent + (23 - kMantissa)) << 23;
   const uint32_t rounded = __float_as_uint(__fadd_rn(magnitude, __uint_as_float(anchor))) - anchor;
-  return sign | (value != value ? 0x7fu : ((exponent - kLeast) << kMantissa) + rounded);
+  return sign | (value != value ? 0x7fu : ((exponent - kMinExponent) << kMantissa) + rounded);
 }
 
 // Returns eight bits of each float: rounded to nearest, ties to even, clamped to the finite range. NaN stays NaN,

@@ -6,8 +6,8 @@ namespace flashinfer::cuda {
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Returns the sum over kLanes adjacent lanes, in all of them.
-template <int kLanes>
-__device__ __forceinline__ float lanes_sum(float value) {
+template <int kLanes, typename T>
+__device__ __forceinline__ T lanes_sum(T value) {
   static_assert(kLanes > 0 && kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes are halved, 32 at most");
 #pragma unroll
   for (int by = kLanes / 2; by > 0; by /= 2) value += __shfl_xor_sync(kAllLanes, value, by);
@@ -21,10 +21,10 @@ __device__ __forceinline__ float lanes_max(float value) {
   return value;
 }
 
-// Sums kCount values over kLanes adjacent lanes, and leaves one sum per lane: x[0] of lane l is the sum of
-// value l / (kLanes / kCount).
+// Reduce-scatter: sums kCount values over kLanes adjacent lanes. Lane l then holds the sum of value
+// l / (kLanes / kCount) in x[0].
 template <int kLanes, int kCount, int kAll>
-__device__ __forceinline__ void parted_sums(float (&x)[kAll]) {
+__device__ __forceinline__ void scattered_lane_sums(float (&x)[kAll]) {
   static_assert(kCount >= 1 && kCount <= kLanes && kCount <= kAll, "there is a lane for each value");
   if constexpr (kLanes > 1) {
     constexpr int kBy = kLanes / 2;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void parted_sums(float (&x)[kAll]) {
         const float given = upper ? x[i] : x[i + kCount / 2], kept = upper ? x[i + kCount / 2] : x[i];
         x[i] = kept + __shfl_xor_sync(kAllLanes, given, kBy);
       }
-      parted_sums<kBy, kCount / 2>(x);
+      scattered_lane_sums<kBy, kCount / 2>(x);
     }
   }
 }

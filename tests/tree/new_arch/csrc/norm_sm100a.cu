@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kWideThreads) rms_norm_wide_kernel(const RmsNo
   const T* weight = static_cast<const T*>(p.weight);
   const int count = static_cast<int>(p.hidden_size / kN);
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   uint32_t words[kPieces][8];
   float squares = 0;
 #pragma unroll

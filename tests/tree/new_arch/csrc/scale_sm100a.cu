@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kPieceThreads) scale_pieces(ScaleParams p) {
   } else {
     for (int64_t i = first; i < p.count; ++i) out[i] = scaled<T, kPower>(in[i], p.factor);
   }
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T, int kPower>

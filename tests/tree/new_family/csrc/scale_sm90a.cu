@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kTileThreads) scale_tiles(ScaleParams p) {
     ptx::bulk_commit();
     ptx::bulk_wait<0>();
   }
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T, int kPower>

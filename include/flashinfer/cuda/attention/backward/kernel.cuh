@@ -27,11 +27,11 @@ constexpr bool kTwoStages = S::shared_bytes(2) <= (163 << 10);
 template <typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
     prefill_backward_kernel(const __grid_constant__ PrefillBackwardParams p,
-                            const __grid_constant__ BackwardTable table, const int most_stages) {
-  const int stages = kTwoStages<S> ? 2 : most_stages;
+                            const __grid_constant__ BackwardTable table, const int max_stages) {
+  const int stages = kTwoStages<S> ? 2 : max_stages;
   extern __shared__ __align__(128) uint8_t memory[];
   using T = typename S::T;
-  let_next_start();
+  launch_dependents();
   const int32_t heads = S::kOfKeys ? p.num_kv_heads : p.num_qo_heads, group = p.num_qo_heads / p.num_kv_heads;
   const int32_t head = static_cast<int32_t>(blockIdx.x) % heads, rest = static_cast<int32_t>(blockIdx.x) / heads;
   const int32_t parts = S::kOfKeys ? p.splits : 1, part = rest % parts;

@@ -27,7 +27,7 @@ namespace flashinfer::cuda {
 // others. The CTAs of the kernel of queries start while the last CTAs run.
 template <typename S>
 int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
-  constexpr int64_t kMostBytes = int64_t{1} << 28;
+  constexpr int64_t kMaxBytes = int64_t{1} << 28;
   const int64_t heads = p.num_kv_heads, group = p.num_qo_heads / heads;
   const int64_t num_ctas = int64_t{device_info(where.device).num_sms} * S::kCtasPerSm;
   int64_t tiles = 0, longest = 0, all = 0;
@@ -43,7 +43,7 @@ int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   }
   const int64_t bytes = std::max<int64_t>(1, p.kv_tokens * heads * (p.head_dim_qk + p.head_dim_vo) * 4);
   int32_t splits = 1;  // the kernel of queries has three products, the kernel of keys four
-  while (splits < 16 && 2 * splits * bytes <= kMostBytes && 4 * splits <= longest &&
+  while (splits < 16 && 2 * splits * bytes <= kMaxBytes && 4 * splits <= longest &&
          longest * num_ctas * 3 > all * splits * 5)
     splits *= 2;
   return splits;

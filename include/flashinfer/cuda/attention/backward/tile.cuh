@@ -18,8 +18,8 @@ namespace flashinfer::cuda {
 // c = products of 32 left rows with kColumns right rows. kLeft and kRight are added to the addresses: tiles with
 // equal row lengths share a lane's address pattern.
 template <typename T, int kLeft, int kRight, int kBytes, int kColumns>
-__device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const LeftRows<kBytes>& left,
-                                         const RightRows<kBytes>& right) {
+__device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const SmemOperandA<kBytes>& left,
+                                         const SmemOperandB<kBytes>& right) {
   c.clear();
 #pragma unroll
   for (int step = 0; step < kBytes / 32; ++step) {
@@ -37,8 +37,8 @@ __device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const Lef
 
 // sums += weights times kN rows. The warp's columns start at chunk first_chunk of a row.
 template <typename T, int kOffset, int kBytes, int kN, int kColumns>
-__device__ __forceinline__ void add(Accumulator<32, kColumns>& sums, const LeftOperand<32, kN>& weights,
-                                    const SummedRows<kBytes>& rows, int first_chunk) {
+__device__ __forceinline__ void add(Accumulator<32, kColumns>& sums, const RegisterOperandA<32, kN>& weights,
+                                    const SmemOperandBTransposed<kBytes>& rows, int first_chunk) {
 #pragma unroll
   for (int step = 0; step < kN / 16; ++step) {
 #pragma unroll
@@ -102,12 +102,12 @@ class BackwardWarp {
       if (!sees_any(column + step)) continue;
       const int own = step + split * S::kN;  // first column of this warp's logits
       Products s, dp;
-      const RightRows<S::kQKRow> right(stage, own);
+      const SmemOperandB<S::kQKRow> right(stage, own);
       multiply<T, 0, 0>(s, qk_, right);
       if constexpr (kSameRows) {
         multiply<T, S::kRows * S::kQKRow, S::kColumns * S::kQKRow>(dp, qk_, right);
       } else {
-        multiply<T, 0, 0>(dp, vo_, RightRows<S::kVORow>(stage + S::kColumns * S::kQKRow, own));
+        multiply<T, 0, 0>(dp, vo_, SmemOperandB<S::kVORow>(stage + S::kColumns * S::kQKRow, own));
       }
       Weights weights, ds;
       const BackwardRow* at = rows_of_stage + own + 2 * lane() % 8;
@@ -123,8 +123,8 @@ class BackwardWarp {
         store_exchange(ds, 1);
       }
 
-      const SummedRows<S::kQKRow> qk(stage, step);
-      const SummedRows<S::kVORow> vo(kSameRows ? stage : stage + S::kColumns * S::kQKRow, step);
+      const SmemOperandBTransposed<S::kQKRow> qk(stage, step);
+      const SmemOperandBTransposed<S::kVORow> vo(kSameRows ? stage : stage + S::kColumns * S::kQKRow, step);
       add_all(weights, ds, qk, vo, split);
       if constexpr (S::kSplit > 1) {
         ptx::named_barrier<32 * S::kSplit>(1 + group);
@@ -142,7 +142,7 @@ class BackwardWarp {
  private:
   static constexpr bool kSameRows = S::kQKRow == S::kVORow;  // rows of queries and of values share their addresses
   using Products = Accumulator<32, S::kN>;
-  using Weights = LeftOperand<32, S::kN>;
+  using Weights = RegisterOperandA<32, S::kN>;
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
@@ -256,8 +256,9 @@ class BackwardWarp {
     return bits;
   }
 
-  __device__ __forceinline__ void add_all(const Weights& weights, const Weights& ds, const SummedRows<S::kQKRow>& qk,
-                                          const SummedRows<S::kVORow>& vo, int part) {
+  __device__ __forceinline__ void add_all(const Weights& weights, const Weights& ds,
+                                          const SmemOperandBTransposed<S::kQKRow>& qk,
+                                          const SmemOperandBTransposed<S::kVORow>& vo, int part) {
     if constexpr (S::kOfKeys)
       add<T, kSameRows ? S::kColumns * S::kQKRow : 0>(grad_vo, weights, vo.below(part * S::kN), split * S::kTilesVO);
     add<T, 0>(grad_qk, ds, qk.below(part * S::kN), split * S::kTilesQK);
@@ -282,7 +283,7 @@ class BackwardWarp {
     }
   }
   __device__ __forceinline__ void load_exchange(Weights& weights, int which, int part) const {
-    const LeftRows<S::kExchangeRow> rows(exchange(which), 0);
+    const SmemOperandA<S::kExchangeRow> rows(exchange(which), 0);
 #pragma unroll
     for (int step = 0; step < S::kN / 16; ++step) {
 #pragma unroll
@@ -292,8 +293,8 @@ class BackwardWarp {
 
   const PrefillBackwardParams& p_;
   const BackwardMask& mask_;
-  const LeftRows<S::kQKRow> qk_;
-  const LeftRows<S::kVORow> vo_;
+  const SmemOperandA<S::kQKRow> qk_;
+  const SmemOperandA<S::kVORow> vo_;
   const uint32_t exchange_;  // in shared memory
   const int32_t row_;        // first row of the group
 };

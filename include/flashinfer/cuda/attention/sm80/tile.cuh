@@ -36,7 +36,7 @@ struct WarpTile {
   const Variant& variant;
   const WarpRows<S>& warp;
   const RopeFrequency* frequencies;
-  LeftRows<S::kQRow> queries;
+  SmemOperandA<S::kQRow> queries;
   OnlineSoftmax<S> softmax;
   Outputs<S> o;
   uint32_t q[S::kQueryInRegisters ? S::kM : 1][S::kQueryInRegisters ? S::kSteps : 1][4];
@@ -234,12 +234,12 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
 // kTickets: the last CTA of a tile whose keys are split merges them, see tickets.cuh.
 template <typename Variant, typename S, typename P, bool kTickets = false>
 __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
-    attention_kernel(const __grid_constant__ P params, const int most_stages, const int heads_together) {
+    attention_kernel(const __grid_constant__ P params, const int max_stages, const int heads_together) {
   static_assert(!kTickets || S::kVParts == 1, "a ticket is one of an item and KV head");
   extern __shared__ __align__(128) uint8_t shared[];
-  const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : most_stages;
+  const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : max_stages;
   wait_for_inputs();
-  let_next_start();  // the next kernel still waits for the end of all CTAs, but is resident by then
+  launch_dependents();  // the next kernel still waits for the end of all CTAs, but is resident by then
   Profiler<P::kProfiler> profiler(params);
   WorkItem item;
   int32_t head;

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   clear_unused_queries<S>(params, shared);
   __syncthreads();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   Profiler<P::kProfiler> profiler(params);
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (group == S::kConsumers) {

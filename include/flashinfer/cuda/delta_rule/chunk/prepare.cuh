@@ -75,9 +75,9 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
 
   // Computes K K' and Q K'. P goes to gmem, L replaces q and k in smem.
   __device__ __forceinline__ void correlate(float scale, DeltaTerms& to) const {
-    const LeftRows<kBytes> keys(ptx::shared_address(shared.k), 16 * warp);
-    const LeftRows<kBytes> queries(ptx::shared_address(shared.q), 16 * warp);
-    const RightRows<kBytes> others(ptx::shared_address(shared.k), 0);
+    const SmemOperandA<kBytes> keys(ptx::shared_address(shared.k), 16 * warp);
+    const SmemOperandA<kBytes> queries(ptx::shared_address(shared.q), 16 * warp);
+    const SmemOperandB<kBytes> others(ptx::shared_address(shared.k), 0);
     Sums l, p;
     l.clear(), p.clear();
 #pragma unroll

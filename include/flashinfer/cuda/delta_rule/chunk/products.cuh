@@ -47,7 +47,7 @@ struct DeltaWarpProducts {
   template <typename Each>
   __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile,
                                               const Each& each) {
-    const RightRows<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
+    const SmemOperandB<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
     sums.clear();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
@@ -87,7 +87,7 @@ struct DeltaWarpProducts {
   template <typename Each>
   __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile,
                                                const Each& each) {
-    const SummedRows<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
+    const SmemOperandBTransposed<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       each(step);

@@ -179,7 +179,7 @@ struct DeltaScan {
   // Loads this warp's columns and tokens 16 m to 16 m + 15 of a tile [tokens, columns] as an A operand.
   __device__ __forceinline__ void load_values(uint32_t (&a)[4], const typename Shape::Values& tile, int m) const {
     uint32_t b[2][2];
-    SummedRows<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
+    SmemOperandBTransposed<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
     a[0] = b[0][0], a[1] = b[1][0], a[2] = b[0][1], a[3] = b[1][1];
   }
   __device__ __forceinline__ void load_values(OperandA& operand, const typename Shape::Values& tile) const {

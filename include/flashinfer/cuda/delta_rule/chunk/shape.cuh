@@ -25,9 +25,9 @@ struct DeltaWarpShape {
   static constexpr int kKeys = kKeys_, kWarps = kWarps_, kLoaders = kLoaders_, kColumns = 16 * kPartWarps;
   static constexpr int kThreads = 32 * (kWarps + kLoaders), kCopiers = kLoaders ? 32 * kLoaders : kThreads;
   static constexpr int kKeyBytes = 2 * kPartKeys, kValueBytes = 2 * kColumns;
-  static constexpr int kCtasPerSm = 1, kMostStages = kLoaders ? 3 : 2;  // CTAs per SM; see kScanStages
-  static constexpr int kMostBytes = 163 * 1024;                         // of smem, on 8.0
-  using Keys = typename Products::Keys;                                 // rows of q or k of a chunk, keys of one part
+  static constexpr int kCtasPerSm = 1, kMaxStages = kLoaders ? 3 : 2;  // CTAs per SM; see kScanStages
+  static constexpr int kMaxBytes = 163 * 1024;                         // of smem, on 8.0
+  using Keys = typename Products::Keys;                                // rows of q or k of a chunk, keys of one part
   using KeyTiles = std::conditional_t<(kParts > 1), Keys[2], Keys>;
   using Values = uint4[kDeltaChunk][kValueBytes / 16];  // rows of v or o, columns of the CTA
 };
@@ -42,20 +42,20 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   using TermsWithoutP = DeltaTileTerms<DeltaTileZ>;
   static constexpr bool kWgmma = true;
   static constexpr int kAlign = 1024;
-  static constexpr int kCtasPerSm = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMostStages = 3;
+  static constexpr int kCtasPerSm = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMaxStages = 3;
   // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take another.
-  static constexpr int kMostBytes = (228 / kCtasPerSm - 2) * 1024;
+  static constexpr int kMaxBytes = (228 / kCtasPerSm - 2) * 1024;
   // 0: no setmaxnreg, because all threads of the CTA can have the maximum.
   static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kCtasPerSm == 2 ? 200 : 0;
 };
 
-// Number of stages: as many as fit, at most kMostStages. One is computed while the others are copied.
+// Number of stages: as many as fit, at most kMaxStages. One is computed while the others are copied.
 // kTailBytes of other data follow them.
 template <typename Shape, typename Stage>
-constexpr int kMostScanStages = (Shape::kMostBytes - Stage::kTailBytes) / static_cast<int>(sizeof(Stage));
+constexpr int kMaxScanStages = (Shape::kMaxBytes - Stage::kTailBytes) / static_cast<int>(sizeof(Stage));
 template <typename Shape, typename Stage>
 constexpr int kScanStages =
-    kMostScanStages<Shape, Stage> < Shape::kMostStages ? kMostScanStages<Shape, Stage> : Shape::kMostStages;
+    kMaxScanStages<Shape, Stage> < Shape::kMaxStages ? kMaxScanStages<Shape, Stage> : Shape::kMaxStages;
 template <typename Shape, typename Stage>
 constexpr int kScanBytes = kScanStages<Shape, Stage> * static_cast<int>(sizeof(Stage)) + Stage::kTailBytes;
 

@@ -20,7 +20,7 @@ struct DeltaRuleShape {
   static constexpr int kCtasPerSm = kRows == 8 ? 3 : kRows == 16 ? 2 : 4;  // CTAs per SM, at least
 };
 
-constexpr float kLeastScale = 1e-9f;
+constexpr float kMinScale = 1e-9f;
 
 template <typename Columns, int kRows>
 __device__ __forceinline__ void store_columns(Columns& columns, const DeltaPanel<kRows>& state,
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         product = state.products(k, q);
       } else {
         pending_decay *= shared.tokens.decay[i][0];
-        if (!(pending_decay > kLeastScale && pending_decay < 1 / kLeastScale)) {  // its reciprocal must be finite
+        if (!(pending_decay > kMinScale && pending_decay < 1 / kMinScale)) {  // its reciprocal must be finite
           state.scale(pending_decay);
           pending_decay = 1;
         }

@@ -45,7 +45,7 @@ struct DeltaPanel {
         sums[kColumns + c] = fmaf(at[c][i], q[i], sums[kColumns + c]);
       }
     }
-    parted_sums<kParts, 2 * kColumns>(sums);
+    scattered_lane_sums<kParts, 2 * kColumns>(sums);
     return sums[0];
   }
   // Returns `value` of the thread that has the product of column c with k.

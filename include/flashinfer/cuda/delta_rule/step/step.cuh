@@ -217,7 +217,7 @@ struct StepState {
     }
     constexpr int kShare = kLanes / (2 * kVectors);  // lanes that receive the same sum
     static_assert(kShare >= 1, "there is a lane for each sum");
-    parted_sums<kLanes, 2 * kVectors>(sums);
+    scattered_lane_sums<kLanes, 2 * kVectors>(sums);
     const int lane = static_cast<int>(threadIdx.x) % kLanes, own_line = line(lane / kShare % kVectors);
     const float u = token.beta[own_line] * (token.v[own_line] - norms.k_factor * sums[0]);
     const float column_u = __shfl_xor_sync(kAllLanes, u, kLanes / 2);

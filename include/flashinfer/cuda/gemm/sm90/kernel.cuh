@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   }
   ptx::cluster_sync();
   wait_for_inputs();
-  let_next_start();
+  launch_dependents();
   const uint32_t rank = ptx::cluster_rank();
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 2) {

@@ -43,8 +43,8 @@ struct DeltaWarpGradients : DeltaGradientThread {
   template <typename Stage>
   __device__ __forceinline__ void add_slice(const Stage& stage, Sums& sums, bool first) const {
     constexpr int kBytes = sizeof(stage.grad_o[0]);
-    const LeftRows<kBytes> outs(ptx::shared_address(stage.grad_o), 16 * rows);
-    const LeftRows<kBytes> values(ptx::shared_address(stage.grad_y), 16 * rows);
+    const SmemOperandA<kBytes> outs(ptx::shared_address(stage.grad_o), 16 * rows);
+    const SmemOperandA<kBytes> values(ptx::shared_address(stage.grad_y), 16 * rows);
     if (first) sums.dq.clear(), sums.dk_row.clear(), sums.dk_col.clear(), sums.local.clear();
 #pragma unroll
     for (int step = 0; step < Stage::kStrips; ++step) {
@@ -79,7 +79,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
 
   __device__ __forceinline__ void add_local(const Rows& k, const Rows& q, const Matrix& p, const Matrix& x,
                                             Sums& sums) const {
-    using KeyRows = SummedRows<2 * kKeys, kDeltaChunk>;
+    using KeyRows = SmemOperandBTransposed<2 * kKeys, kDeltaChunk>;
     const KeyRows keys(ptx::shared_address(k), 0), queries(ptx::shared_address(q), 0);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {

@@ -202,8 +202,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   // Computes L and P between this block and earlier ones, without the rows' factors.
   __device__ __forceinline__ void correlate_blocks(Accumulator<16, kDeltaChunk>& l,
                                                    Accumulator<16, kDeltaChunk>& p) const {
-    const LeftRows<kBytes> keys(read_rows(), 0), queries(ptx::shared_address(shared.q), 16 * warp);
-    const RightRows<kBytes> others(ptx::shared_address(shared.k), 0);
+    const SmemOperandA<kBytes> keys(read_rows(), 0), queries(ptx::shared_address(shared.q), 16 * warp);
+    const SmemOperandB<kBytes> others(ptx::shared_address(shared.k), 0);
     l.clear(), p.clear();
 #pragma unroll 2
     for (int step = 0; step < kKeys / 16; ++step) {

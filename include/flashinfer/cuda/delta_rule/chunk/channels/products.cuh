@@ -143,7 +143,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
   }
   // Adds the terms between blocks, and multiplies by the decays of whole blocks.
   __device__ __forceinline__ void add_blocks(GradientSums& sums) const {
-    using Summed = SummedRows<2 * kKeys, kDeltaChunk>;
+    using Summed = SmemOperandBTransposed<2 * kKeys, kDeltaChunk>;
     constexpr int kPairs = kKeys / 32;
     const Summed written_k(ptx::shared_address(shared.written_k), 0);
     const Summed read_k(ptx::shared_address(shared.read_k), 0), read_q(ptx::shared_address(shared.read_q), 0);

@@ -24,7 +24,7 @@ __global__ void scale_kernel(ScaleParams p) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < p.count; i += step) {
     static_cast<T*>(p.output)[i] = scaled<T, kPower>(static_cast<const T*>(p.input)[i], p.factor);
   }
-  let_next_start();
+  launch_dependents();
 }
 
 template <typename T, int kPower>
