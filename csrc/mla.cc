@@ -170,9 +170,9 @@ void mla_run(const Tensor& q_nope, const Tensor& q_pe, const Tensor& ckv_cache, 
     check.no_overlap(view, tensors.out, false);
     params.lse = static_cast<float*>(view.data);
   }
-  Place place;
-  place.must_hold(check, q);
-  (put_profiler(check, params, profiler_buffer, place), ...);
+  ArgumentDevice call_device;
+  call_device.require(check, q);
+  (put_profiler(check, params, profiler_buffer, call_device), ...);
   const OnDevice where(q);
   Partials partials;
   OptionalTensor temporary;

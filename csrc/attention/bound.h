@@ -67,7 +67,7 @@ struct Bound {
 
   Bound(const Check& check, const ExpectedArguments& call, const BindArguments& given,
         const VariantArguments& parameters)
-      : expected(check, call), arguments(check, given, parameters, Place()) {
+      : expected(check, call), arguments(check, given, parameters, ArgumentDevice()) {
     expected.config.variant = arguments.variant;
     require_covered(expected.config);
   }

@@ -28,13 +28,13 @@ constexpr DType kind_of() {
 
 // Returns the data of a contiguous tensor of T, or null without a tensor.
 template <typename T>
-const T* data_of(const Check& check, const OptionalTensor& tensor, const char* name, Place& place,
+const T* data_of(const Check& check, const OptionalTensor& tensor, const char* name, ArgumentDevice& call_device,
                  int64_t at_least = 0) {
   if (!tensor) return nullptr;
   const View view(*tensor, name);
   check.dtype(view, {kind_of<T>()});
   check.contiguous(view);
-  place.must_hold(check, view);
+  call_device.require(check, view);
   if (view.numel < at_least)
     check.fail(view, "got " + std::to_string(view.numel) + " elements, wanted at least " + std::to_string(at_least));
   return static_cast<const T*>(view.data);
@@ -42,16 +42,18 @@ const T* data_of(const Check& check, const OptionalTensor& tensor, const char* n
 
 // Stores a variant's parameter in the member that its functor reads.
 template <typename T>
-void put_parameter(const Check& check, const Tensor& tensor, T*& member, const char* name, Place& place) {
+void put_parameter(const Check& check, const Tensor& tensor, T*& member, const char* name,
+                   ArgumentDevice& call_device) {
   const View view(tensor, name);
   check.dtype(view, {kind_of<T>()});
   check.contiguous(view);
-  place.must_hold(check, view);
+  call_device.require(check, view);
   member = static_cast<T*>(view.data);  // a variant may also write to its own tensors
 }
 template <typename T>
-void put_parameter(const Check& check, const OptionalTensor& tensor, T*& member, const char* name, Place& place) {
-  if (tensor) put_parameter(check, *tensor, member, name, place);
+void put_parameter(const Check& check, const OptionalTensor& tensor, T*& member, const char* name,
+                   ArgumentDevice& call_device) {
+  if (tensor) put_parameter(check, *tensor, member, name, call_device);
 }
 template <typename From, typename T>
 std::enable_if_t<std::is_arithmetic_v<T>> put_parameter(From number, T& member) {
@@ -60,7 +62,7 @@ std::enable_if_t<std::is_arithmetic_v<T>> put_parameter(From number, T& member) 
 
 struct CallArguments {
   Params params{};
-  Place place;
+  ArgumentDevice call_device;
   int64_t max_slots, kv_layout, mask_bytes = 0;
   int64_t tickets = 0;  // capacity of the plan
   int64_t masks = 1;    // without a plan: number of masks in mask_indptr
@@ -70,8 +72,8 @@ struct CallArguments {
 
   // `start`: the device of an earlier tensor, the queries.
   template <typename Given>
-  CallArguments(const Check& check, const Given& given, const VariantArguments& parameters, const Place& start)
-      : place(start),
+  CallArguments(const Check& check, const Given& given, const VariantArguments& parameters, const ArgumentDevice& start)
+      : call_device(start),
         max_slots(given.max_slots),
         kv_layout(given.kv_layout),
         variant(check.int32("variant", given.variant)),
@@ -83,13 +85,13 @@ struct CallArguments {
     params.o_scale = static_cast<float>(given.o_scale);
     params.rope_rcp_scale = 1.0 / given.rope_scale;
     params.rope_rcp_theta = 1.0 / given.rope_theta;
-#define FLASHINFER_TENSOR_(name, type, optional) put_parameter(check, parameters.name, params.name, #name, place);
+#define FLASHINFER_TENSOR_(name, type, optional) put_parameter(check, parameters.name, params.name, #name, call_device);
 #define FLASHINFER_SCALAR_(name, type) put_parameter(parameters.name, params.name);
     ADDITIONAL_TENSORS(FLASHINFER_TENSOR_)
     ADDITIONAL_SCALARS(FLASHINFER_SCALAR_)
 #undef FLASHINFER_TENSOR_
 #undef FLASHINFER_SCALAR_
-    put_profiler_of(check, params, parameters, place);
+    put_profiler_of(check, params, parameters, call_device);
     (void)parameters;  // a variant may have none
   }
 
@@ -107,8 +109,8 @@ struct CallArguments {
  private:
   template <typename Given>
   void put_tables(const Check& check, const Given& given) {
-    params.kv.indices = data_of<int32_t>(check, given.kv_indices, "kv_indices", place);
-    params.kv.indptr = data_of<int32_t>(check, given.kv_indptr, "kv_indptr", place, given.batch_size + 1);
+    params.kv.indices = data_of<int32_t>(check, given.kv_indices, "kv_indices", call_device);
+    params.kv.indptr = data_of<int32_t>(check, given.kv_indptr, "kv_indptr", call_device, given.batch_size + 1);
     if (paged && !params.kv.indptr) check.fail("kv_indptr", "got none, wanted one with kv_indices");
     if (paged && !planned) check.fail("plan", "got none, wanted one for a paged cache");
     if (paged && !params.kv.indices) {  // an empty tensor has no data: no request has a page
@@ -124,7 +126,7 @@ struct CallArguments {
     params.tile_rows = check.int32("tile_rows", given.tile_rows);
     params.slot_rows = check.int32("slot_rows", given.slot_rows);
     const View lists(*given.plan, "plan");
-    place.must_hold(check, lists);
+    call_device.require(check, lists);
     tickets = use_plan(check, params, lists, given.batch_size);
   }
 
@@ -135,7 +137,7 @@ struct CallArguments {
       return;
     }
     const View bytes(*given.float_workspace, "float_workspace");
-    place.must_hold(check, bytes);
+    call_device.require(check, bytes);
     check.contiguous(bytes);
     workspace = {bytes.data, bytes.numel * size_of(bytes.dtype)};
   }
@@ -147,8 +149,8 @@ struct CallArguments {
     params.mask_mode = mask_mode_of(check, given.mask_mode);
     params.window_left = check.int32("window_left", given.window_left);
     AttentionParams& common = params;  // a variant may have parameters of these two names
-    common.custom_mask = data_of<uint8_t>(check, given.custom_mask, "custom_mask", place);
-    common.mask_indptr = data_of<int32_t>(check, given.mask_indptr, "mask_indptr", place, requests + 1);
+    common.custom_mask = data_of<uint8_t>(check, given.custom_mask, "custom_mask", call_device);
+    common.mask_indptr = data_of<int32_t>(check, given.mask_indptr, "mask_indptr", call_device, requests + 1);
     if (given.custom_mask) mask_bytes = View(*given.custom_mask, "custom_mask").numel;
     if (given.mask_indptr && !planned) masks = View(*given.mask_indptr, "mask_indptr").numel - 1;
     if (params.mask_mode == MaskMode::kCustom && !given.custom_mask)
@@ -159,8 +161,8 @@ struct CallArguments {
   template <typename Given>
   void put_items(const Check& check, const Given& given, int64_t requests) {
     params.token_pos_in_items_len = check.int32("token_pos_in_items_len", given.token_pos_in_items_len);
-    params.prefix_len = data_of<uint32_t>(check, given.prefix_len, "prefix_len", place, requests);
-    params.token_pos_in_items = data_of<uint16_t>(check, given.token_pos_in_items, "token_pos_in_items", place,
+    params.prefix_len = data_of<uint32_t>(check, given.prefix_len, "prefix_len", call_device, requests);
+    params.token_pos_in_items = data_of<uint16_t>(check, given.token_pos_in_items, "token_pos_in_items", call_device,
                                                   requests * params.token_pos_in_items_len);
     if (params.mask_mode != MaskMode::kMultiItem) return;
     if (!planned) check.fail("plan", "got none, wanted one for multi-item scoring");

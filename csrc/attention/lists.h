@@ -40,13 +40,13 @@ struct PlanLayout {
   }
 };
 
-// Returns the offset of a table after `used` elements: the next multiple of 16 bytes.
-constexpr int64_t aligned_place(int64_t used) { return (used + 3) / 4 * 4; }
+// Returns the offset of a table that follows `used` elements: the next multiple of 16 bytes.
+constexpr int64_t aligned_offset(int64_t used) { return (used + 3) / 4 * 4; }
 
-// The device of all tensors of a call, which the first tensor defines.
-class Place {
+// Device of a call. The first tensor sets it, and all other tensors must be on it.
+class ArgumentDevice {
  public:
-  void must_hold(const Check& check, const View& arg) {
+  void require(const Check& check, const View& arg) {
     if (first_ == nullptr) first_ = arg.name, type_ = arg.device_type, index_ = arg.device;
     if (arg.device_type != type_ || arg.device != index_)
       check.fail(arg, "is on " + device_text(arg.device_type, arg.device) + ", another device than " + first_ + "'s " +

@@ -23,9 +23,9 @@ inline void run(StableIValue* stack, uint64_t, uint64_t) {
   const RunArguments given = RunArguments::take(next);
   const VariantArguments parameters = VariantArguments::take(next);
   const View q(tensors.q, "q"), k(tensors.k, "k"), v(tensors.v, "v"), out(tensors.out, "out");
-  Place place;
-  place.must_hold(check, q);
-  const CallArguments arguments(check, given, parameters, place);
+  ArgumentDevice call_device;
+  call_device.require(check, q);
+  const CallArguments arguments(check, given, parameters, call_device);
   const Inputs inputs(check, q, k, v, arguments);
   inputs.check_out(check, out);
   const AttentionConfig config = inputs.config(out.dtype, arguments.variant);

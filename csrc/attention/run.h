@@ -37,9 +37,9 @@ struct Inputs {
     if (!paged && nhd) check.shape(v, {rows, heads, -1});
     if (!paged && !nhd) check.shape(v, {heads, rows, -1});
     check.same_dtype(v, k);
-    Place place = arguments.place;
+    ArgumentDevice call_device = arguments.call_device;
     for (const View* arg : {&q, &k, &v})
-      place.must_hold(check, *arg), check.last_contiguous(*arg), check.wide_rows(*arg);
+      call_device.require(check, *arg), check.last_contiguous(*arg), check.wide_rows(*arg);
     if (q.size(0) * q.size(1) > INT32_MAX) check.fail(q, "got more than 2147483647 rows");
   }
 

@@ -208,8 +208,8 @@ inline PlanRequest plan_request(const Check& check, const PlanTables& given, con
 inline void append_tables(const Check& check, const View& buffer, const PlanTables& given, const BatchLengths& batch) {
   const HostTable offsets(check, given.kv_indptr, "kv_indptr"), pages(check, given.kv_indices, "kv_indices");
   int32_t* data = plan_header(check, buffer);
-  const int64_t used = pages ? batch.kv_end : 0, at = aligned_place(data[kNeeded]);
-  const int64_t pages_at = aligned_place(at + offsets.size);
+  const int64_t used = pages ? batch.kv_end : 0, at = aligned_offset(data[kNeeded]);
+  const int64_t pages_at = aligned_offset(at + offsets.size);
   if (buffer.numel < pages_at + used) return;
   std::copy_n(offsets.data, offsets.size, data + at);
   if (pages) std::copy_n(pages.data, used, data + pages_at);

@@ -97,7 +97,7 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
   }
 }
 
-// Stores a group's partial states of 16 rows to shared memory: O as [kRows, kSumStride], then m and l as
+// Stores a group's partial states of 16 rows to shared memory: O as [kRows, kPartialStride], then m and l as
 // [kRows, 2].
 template <typename Variant, typename S>
 __device__ __forceinline__ void store_sums(const Outputs<S>& o, const OnlineSoftmax<S>& softmax, float* sums,
@@ -112,7 +112,7 @@ __device__ __forceinline__ void store_sums(const Outputs<S>& o, const OnlineSoft
       for (int part = 0; part < 2; ++part) {
         float values[2];
         const int column = output_pair<S>(o[0][2 * pair], o[0][2 * pair + 1], half, pair, part, values);
-        *reinterpret_cast<float2*>(sums + row * S::kSumStride + column) = {values[0], values[1]};
+        *reinterpret_cast<float2*>(sums + row * S::kPartialStride + column) = {values[0], values[1]};
       }
     }
     if constexpr (Variant::use_softmax) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
                                              const WarpRows<S>& warp, const Outputs<S>& o,
                                              const OnlineSoftmax<S>& softmax, float* sums) {
   static_assert(S::kM == 1 && S::kRowWarps == 1, "a group is one warp with 16 rows");
-  constexpr int kGroupFloats = S::kRows * S::kSumStride, kColumns = S::kDV / 4;
+  constexpr int kGroupFloats = S::kRows * S::kPartialStride, kColumns = S::kDV / 4;
   float* ml = sums + S::kKeyWarps * kGroupFloats;
   const int own = threadIdx.x / 32;
   __syncthreads();  // all tiles are finished: their memory is reused
@@ -150,7 +150,7 @@ __device__ __forceinline__ void write_groups(const P& params, const Variant& var
         share = base == -math::inf ? 0.0f : math::ptx_exp2(base - max_m);
         sum_l += share * ml[2 * (g * S::kRows + row) + 1];
       }
-      const auto part = *reinterpret_cast<const float4*>(sums + g * kGroupFloats + row * S::kSumStride + column);
+      const auto part = *reinterpret_cast<const float4*>(sums + g * kGroupFloats + row * S::kPartialStride + column);
       values[0] += share * part.x, values[1] += share * part.y, values[2] += share * part.z,
           values[3] += share * part.w;
     }

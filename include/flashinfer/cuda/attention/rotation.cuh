@@ -75,7 +75,7 @@ struct RawElements {
   std::conditional_t<kSize == 1, uint2, uint4> raw;
 
   __device__ __forceinline__ void load(uint32_t row, int first) {
-    const uint32_t at = Swizzle<S::kKRow>::chunk(row, first * kSize / 16) + first * kSize % 16;
+    const uint32_t at = Swizzle<S::kKRowBytes>::chunk(row, first * kSize / 16) + first * kSize % 16;
     if constexpr (kSize == 1) {
       raw = ptx::load_shared_8(at);
     } else {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void rotate_tile(const P& params, const Variant& vari
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       if (first + n >= kEach || is_past_end(first + n)) continue;
-      const uint32_t row = Swizzle<S::kKRow>::row(raw, start + (first + n) * kStep);
+      const uint32_t row = Swizzle<S::kKRowBytes>::row(raw, start + (first + n) * kStep);
       keys[n][0].load(row, 8 * column), keys[n][1].load(row, 8 * column + S::kDQ / 2);
     }
 #pragma unroll

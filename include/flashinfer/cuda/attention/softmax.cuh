@@ -1,4 +1,4 @@
-// Variants, masks and online softmax for products of queries and keys in fragments.
+// Applies variants, masks and the online softmax to S in the fragments of a warp.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace flashinfer::cuda {
 
-// The rows of a warp and the keys they may see. Element i of fragment n of S belongs to row 16 m + 8 (i / 2)
+// Rows of a warp, and the keys that they may see. Element i of fragment n of S belongs to row 16 m + 8 (i / 2)
 // + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
 template <typename S>
 struct WarpRows {
@@ -23,8 +23,8 @@ struct WarpRows {
   int32_t batch, head;  // KV head
   int32_t first, rows;  // first row of the warp, number of rows of the request
   int32_t kv_end;
-  int32_t seen_start, seen_end;      // keys that some row of the warp may see
-  int32_t shared_start, shared_end;  // keys that all rows see, unless the variant hides them
+  int32_t seen_start, seen_end;      // keys that at least one row of the warp may see
+  int32_t common_start, common_end;  // keys that all rows see, unless the variant hides them
 
   // For variants without a window, and for callers that do not need the window.
   __device__ __forceinline__ WarpRows(const AttentionParams& p, const WorkItem& item, int32_t head_)
@@ -41,7 +41,7 @@ struct WarpRows {
     const auto first_qo = static_cast<int32_t>(p.group.div(first)), last_qo = static_cast<int32_t>(p.group.div(last));
     seen_start = mask.begin(first_qo), seen_end = min(mask.end(last_qo), kv_end);
     const bool ranges = mask.mode == MaskMode::kNone || mask.mode == MaskMode::kCausal;
-    shared_start = mask.begin(last_qo), shared_end = ranges ? min(mask.end(first_qo), kv_end) : 0;
+    common_start = mask.begin(last_qo), common_end = ranges ? min(mask.end(first_qo), kv_end) : 0;
   }
 
   __device__ __forceinline__ bool active() const { return first < rows; }
@@ -60,7 +60,7 @@ struct WarpRows {
   }
 };
 
-// S of a warp's rows and a tile of keys, and O.
+// Accumulators of a warp: S of its rows and a tile of keys, and O of its rows.
 template <typename S>
 using Products = Accumulator<16 * S::kM, S::kKeys>;
 template <typename S>
@@ -125,7 +125,7 @@ __device__ __forceinline__ void mask_outside_ranges(Products<S>& s, const WarpRo
   }
 }
 
-// Sets one bit per visible element of row number `part` of this lane, from bit number `bit` on. The loop is not
+// Sets the bits of the visible elements of the lane's row `part`, beginning with bit `bit`. The loop is not
 // unrolled, because the code of masks is long.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, const P& params, const Variant& variant,
@@ -142,8 +142,8 @@ __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, 
   }
 }
 
-// Masks element by element, by one word with a bit per element. If one word is too short, each row has a word of
-// its own: e4m3 tiles of 160 keys have 80 elements per lane.
+// Masks each element by its bit of a 64-bit word. If a lane has more than 64 elements, each of its rows has its own
+// word: e4m3 tiles of 160 keys have 80 elements per lane.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void mask_elements(Products<S>& s, const P& params, const Variant& variant,
                                               const WarpRows<S>& warp, int32_t tile_start, float masked_value) {
@@ -180,7 +180,7 @@ __device__ __forceinline__ void mask_tile(Products<S>& s, const P& params, const
   if constexpr (Variant::masks_logits) {
     mask_elements<Variant, S>(s, params, variant, warp, tile_start, masked_value);
   } else {
-    if (tile_start >= warp.shared_start && tile_start + S::kKeys <= warp.shared_end) return;
+    if (tile_start >= warp.common_start && tile_start + S::kKeys <= warp.common_end) return;
     if (warp.mask.mode == MaskMode::kNone || warp.mask.mode == MaskMode::kCausal) {
       mask_outside_ranges<S>(s, warp, tile_start, masked_value);
     } else {
@@ -189,8 +189,8 @@ __device__ __forceinline__ void mask_tile(Products<S>& s, const P& params, const
   }
 }
 
-// Returns a sign for the queries that makes the scale of softmax positive. Row maxima of S are then row maxima of
-// the scaled logits.
+// Returns the sign by which queries are multiplied. It makes the scale of softmax positive, so the row maxima of S
+// are also those of the scaled logits.
 template <typename Variant>
 __device__ __forceinline__ float query_sign(const Variant& variant) {
   if constexpr (!Variant::use_softmax || Variant::transforms_logits) {
@@ -199,7 +199,7 @@ __device__ __forceinline__ float query_sign(const Variant& variant) {
     return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
   }
 }
-// kApplied: transformed logits include the scale.
+// kApplied: the transform of the logits has applied the scale.
 template <bool kApplied = true, typename Variant>
 __device__ __forceinline__ float softmax_scale(const Variant& variant) {
   if constexpr (!Variant::use_softmax || (kApplied && Variant::transforms_logits)) {
@@ -210,7 +210,7 @@ __device__ __forceinline__ float softmax_scale(const Variant& variant) {
 }
 
 // Online softmax of a warp's rows (Milakov and Gimelshein, arXiv 1805.02867): P = 2^(scale * (s - row_max)),
-// sum = rowsum P. row_max is updated lazily: only if an element of P would pass 2^kSlack. Most tiles then
+// l = rowsum P. row_max is updated lazily, only if an element of P would exceed 2^kSlack. Most tiles then
 // need no rescaling of O. The normalised result does not depend on row_max.
 template <typename S>
 struct OnlineSoftmax {

@@ -52,10 +52,10 @@ WorkLimits limits_of(int device) {
 // all heads, so that the longest items come first. Otherwise they are as many as have keys and values that fit into an
 // L2 cache of 32 MiB.
 template <typename S, typename P>
-int heads_together(const P& params) {
+int heads_per_section(const P& params) {
   constexpr int64_t kCacheBytes = 32 << 20;
   if (params.items || S::kKeyWarps > 1) return params.num_kv_heads;
-  const int64_t bytes = int64_t{params.single.kv_len} * S::kBytesOfKey;
+  const int64_t bytes = int64_t{params.single.kv_len} * S::kKvBytes;
   int heads = params.num_kv_heads;
   while (heads > 1 && (heads * bytes > kCacheBytes || params.num_kv_heads % heads != 0)) --heads;
   return heads;
@@ -79,7 +79,7 @@ void launch_attention(const P& params, const Launch& where) {
   const unsigned ctas = ctas_of<S>(params, resident);
   Kernel<attention_kernel<Variant, S, P, kTickets>>::launch(
       dim3(ctas), dim3(S::kThreads), S::shared_bytes(resident.stages), where, with_tracks(params, ctas, S::kThreads),
-      resident.stages, heads_together<S>(params));
+      resident.stages, heads_per_section<S>(params));
   if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 
@@ -87,9 +87,9 @@ void launch_attention(const P& params, const Launch& where) {
 // 99 KiB of compute capability 8.6, two stages of 24 KiB and 16 KiB of queries for 512 elements of 16 bits.
 template <typename Types>
 using SmallTile = AttentionTile<1, 1,
-                                Types::kBytesOfKey >= 2048  ? 1
-                                : Types::kBytesOfKey >= 768 ? 2
-                                                            : 4,
-                                Types::kBytesOfKey <= 256 ? 32 : 16, 3, 2>;
+                                Types::kKvBytes >= 2048  ? 1
+                                : Types::kKvBytes >= 768 ? 2
+                                                         : 4,
+                                Types::kKvBytes <= 256 ? 32 : 16, 3, 2>;
 
 }  // namespace flashinfer::cuda

@@ -28,7 +28,7 @@ struct KeyLoader {
   int32_t start, kv_end;   // the group's first tile, and the end of the CTA's keys
   int32_t lane;            // index of the thread in its group
   uint32_t ring, rotated;  // shared memory of the group
-  KeyRow* table;
+  KvRow* table;
   static constexpr int kKeys = S::kKeys, kThreads = S::kGroupThreads;
   static constexpr int kStride = kKeys * S::kKeyWarps;  // from one of its tiles to the next
 
@@ -43,7 +43,7 @@ struct KeyLoader {
     start = item.kv_start + group * kKeys, lane = static_cast<int32_t>(threadIdx.x) - group * kThreads;
     ring = ptx::shared_address(shared) + S::ring(group, stages);
     rotated = ptx::shared_address(shared) + S::rotated(group, stages);
-    table = reinterpret_cast<KeyRow*>(shared + S::table(group, stages));
+    table = reinterpret_cast<KvRow*>(shared + S::table(group, stages));
   }
 
   // Synchronises the threads of the group and makes their writes visible.
@@ -64,7 +64,7 @@ struct KeyLoader {
     return page;
   }
 
-  __device__ __forceinline__ KeyRow row_of(int32_t t, int32_t page) const {
+  __device__ __forceinline__ KvRow row_of(int32_t t, int32_t page) const {
     if (t >= kv_end) return {k, v};  // after the last key: nothing is read
     int64_t row = static_cast<int64_t>(first) + t;
     if (kv.is_paged()) row = t - static_cast<int32_t>(kv.page_size.div(t) * kv.page_size.divisor);
@@ -74,7 +74,7 @@ struct KeyLoader {
   }
 
   // Looks up the rows of the first tiles, one per stage.
-  __device__ __forceinline__ void find_first(int stages) const {
+  __device__ __forceinline__ void find_first_rows(int stages) const {
     constexpr int kCount = (S::kMaxStages * kKeys + kThreads - 1) / kThreads;
     int32_t pages[kCount];  // all loads come before the first use
 #pragma unroll
@@ -93,7 +93,7 @@ struct KeyLoader {
   // may hold NaN there, and 0 * NaN is NaN.
   __device__ __forceinline__ void load(int stage, int32_t tile_start) const {
     const uint32_t to = ring + stage * S::kStageBytes;
-    const KeyRow* rows = table + stage * kKeys;
+    const KvRow* rows = table + stage * kKeys;
     const int32_t left = kv_end - tile_start;
     if (left >= kKeys) {
       copy_tile<true>(to, rows, left);
@@ -147,23 +147,23 @@ struct KeyLoader {
   };
 
   template <bool kFull>
-  __device__ __forceinline__ void copy_tile(uint32_t to, const KeyRow* rows, int32_t left) const {
-    if constexpr (S::kKRow == S::kVRow) {
-      copy_rows<kFull, S::kKRow, true, true>(to, rows, left);
+  __device__ __forceinline__ void copy_tile(uint32_t to, const KvRow* rows, int32_t left) const {
+    if constexpr (S::kKRowBytes == S::kVRowBytes) {
+      copy_rows<kFull, S::kKRowBytes, true, true>(to, rows, left);
     } else {
-      copy_rows<kFull, S::kKRow, true, false>(to, rows, left);
-      copy_rows<kFull, S::kVRow, false, true>(to, rows, left);
+      copy_rows<kFull, S::kKRowBytes, true, false>(to, rows, left);
+      copy_rows<kFull, S::kVRowBytes, false, true>(to, rows, left);
     }
   }
 
   // Copies rows of keys, of values, or of both if they have the same chunks.
   template <bool kFull, int kRow, bool kKeyRows, bool kValueRows>
-  __device__ __forceinline__ void copy_rows(uint32_t to, const KeyRow* rows, int32_t left) const {
+  __device__ __forceinline__ void copy_rows(uint32_t to, const KvRow* rows, int32_t left) const {
     constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;
     const Chunks<kRow> chunks(lane);
 #pragma unroll
     for (int start = 0; start < kCount; start += kAtOnce) {
-      KeyRow from[kAtOnce];  // before the copies: otherwise each copy would wait for its load
+      KvRow from[kAtOnce];  // before the copies: otherwise each copy would wait for its load
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         if (chunks.has(start + i)) from[i] = rows[chunks.row(start + i)];

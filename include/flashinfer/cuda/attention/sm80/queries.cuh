@@ -18,10 +18,10 @@ namespace flashinfer::cuda {
 template <typename S>
 __device__ __forceinline__ void store_elements(uint8_t* to, int row, int first, const float (&x)[8]) {
   using T = typename S::DTypeQ;
-  using Rows = Swizzle<S::kQRow>;
+  using Rows = Swizzle<S::kQRowBytes>;
   if constexpr (S::kRope) {
     const uint32_t start = ptx::shared_address(to);
-    store_parts<S>(x, start, start + S::kQPart, row, first / 8, kQueryFactor);
+    store_parts<S>(x, start, start + S::kQPartBytes, row, first / 8, kQueryFactor);
   } else if constexpr (S::kFp8Keys) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void load_queries(const P& params, const Variant& var
     if constexpr (kUnchanged) {
       uint4 raw = exists ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
       raw.x ^= flip, raw.y ^= flip, raw.z ^= flip, raw.w ^= flip;
-      *reinterpret_cast<uint4*>(to + Swizzle<S::kQRow>::chunk(Swizzle<S::kQRow>::row(0, row), chunk)) = raw;
+      *reinterpret_cast<uint4*>(to + Swizzle<S::kQRowBytes>::chunk(Swizzle<S::kQRowBytes>::row(0, row), chunk)) = raw;
     } else {
       V in[2] = {};
       if (exists) in[0] = load_vec<typename S::DTypeQ, 8>(from), in[1] = load_vec<typename S::DTypeQ, 8>(from + kOther);

@@ -30,13 +30,13 @@ namespace flashinfer::cuda {
 template <typename Variant, typename S, typename P>
 struct WarpTile {
   using T = typename S::DTypeQ;
-  // Softmax also removes the factor 32/31 of rotated products (see rotation.cuh) if it scales them.
+  // The product of rotated queries and keys has a factor 32/31 (see rotation.cuh). The scale of softmax removes it.
   static constexpr bool kFactorInSoftmax = S::kRope && Variant::use_softmax && !Variant::transforms_logits;
   const P& params;
   const Variant& variant;
   const WarpRows<S>& warp;
   const RopeFrequency* frequencies;
-  SmemOperandA<S::kQRow> queries;
+  SmemOperandA<S::kQRowBytes> queries;
   OnlineSoftmax<S> softmax;
   Outputs<S> o;
   uint32_t q[S::kQueryInRegisters ? S::kM : 1][S::kQueryInRegisters ? S::kSteps : 1][4];
@@ -59,22 +59,21 @@ struct WarpTile {
     }
   }
 
-  // Rotates this thread's part of a tile of keys in shared memory. The second part, and the first unless it
-  // overwrites the keys, go to `rotated`.
+  // Rotates this thread's share of a tile of keys. Writes g to `rotated`, and h there too unless kRotatesInPlace.
   __device__ __forceinline__ void rotate(const KeyLoader<S>& keys, uint32_t stage, uint32_t rotated,
                                          int32_t tile_start) const {
     rotate_tile<Variant, S>(params, variant, frequencies, stage, first_keys(stage, rotated), second_keys(rotated),
                             keys.lane, tile_start);
   }
 
-  // Computes one tile of keys and values in shared memory.
+  // Updates O, m and l with one tile of keys and values in smem.
   __device__ __forceinline__ void attend(uint32_t stage, uint32_t rotated, int32_t tile_start) {
     if (tile_start >= warp.seen_end || tile_start + S::kKeys <= warp.seen_start) return;
     Products<S> s;
     s.clear();
     if constexpr (S::kRope) {
       multiply_keys(s, first_keys(stage, rotated), 0);
-      multiply_keys(s, second_keys(rotated), S::kQPart);
+      multiply_keys(s, second_keys(rotated), S::kQPartBytes);
       if constexpr (!kFactorInSoftmax) s.scale(kFirstFactor);
     } else {
       multiply_keys(s, stage, 0);
@@ -87,13 +86,13 @@ struct WarpTile {
 
  private:
   __device__ __forceinline__ static uint32_t first_keys(uint32_t stage, uint32_t rotated) {
-    return S::kInPlace ? stage : rotated;
+    return S::kRotatesInPlace ? stage : rotated;
   }
   __device__ __forceinline__ static uint32_t second_keys(uint32_t rotated) {
-    return rotated + (S::kInPlace ? 0 : S::kKeyPart);
+    return rotated + (S::kRotatesInPlace ? 0 : S::kOperandBytes);
   }
 
-  // Adds the products of queries, or of their part at `offset`, and keys.
+  // s += Q K^T. `offset` selects h or g of rotated queries.
   __device__ __forceinline__ void multiply_keys(Products<S>& s, uint32_t keys, int offset) const {
     const KeyOperand<S> rows(keys, 0);
 #pragma unroll
@@ -120,28 +119,28 @@ struct WarpTile {
   __device__ __forceinline__ void multiply_values(const Products<S>& s, uint32_t values) {
     const ValueOperand<S> rows(values, 0);
 #pragma unroll
-    for (int keys16 = 0; keys16 < S::kNKeys / 2; ++keys16) {
+    for (int key_step = 0; key_step < S::kNKeys / 2; ++key_step) {
       uint32_t weights[S::kM][4];
 #pragma unroll
       for (int m = 0; m < S::kM; ++m) {
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          weights[m][i] = pack<T>(s[m][2 * keys16 + i / 2][i % 2 * 2], s[m][2 * keys16 + i / 2][i % 2 * 2 + 1]);
+          weights[m][i] = pack<T>(s[m][2 * key_step + i / 2][i % 2 * 2], s[m][2 * key_step + i / 2][i % 2 * 2 + 1]);
       }
 #pragma unroll
       for (int pair = 0; pair < S::kNOut / 2; ++pair) {
         uint32_t b[2][2];
-        rows.load(b, keys16, S::kFp8 ? pair : 2 * pair);
+        rows.load(b, key_step, S::kFp8 ? pair : 2 * pair);
         o.template add<T>(weights, b, pair);
       }
     }
   }
 };
 
-// Starts the copies of the first tiles, one fewer than stages.
+// Prologue: starts the copies of the first `stages` - 1 tiles.
 template <typename S>
-__device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages) {
-  keys.find_first(stages);
+__device__ __forceinline__ void prologue(const KeyLoader<S>& keys, int stages) {
+  keys.find_first_rows(stages);
   keys.sync();
   for (int i = 0; i < stages - 1; ++i) {
     const int32_t tile_start = keys.start + i * keys.kStride;
@@ -150,16 +149,16 @@ __device__ __forceinline__ void load_first(const KeyLoader<S>& keys, int stages)
   }
 }
 
-// Computes one tile and rotates one. If several warps share a rotated tile, it is the next one: one of a
-// scheduler's two warps rotates it while the tensor cores work for the other. Otherwise it is the same tile.
+// Computes one tile and rotates one. With kRotatesAhead it rotates the next tile: of the two warps of a scheduler,
+// one rotates while the other uses the tensor cores. Otherwise it rotates the tile first and then computes it.
 template <typename S, typename Tile>
-__device__ __forceinline__ void attend_rotated(const KeyLoader<S>& keys, Tile& tile, bool active, const Stages& stages,
-                                               int number, int32_t tile_start) {
+__device__ __forceinline__ void attend_and_rotate(const KeyLoader<S>& keys, Tile& tile, bool active,
+                                                  const Stages& stages, int number, int32_t tile_start) {
   const uint32_t stage = keys.ring + stages.current * S::kStageBytes;
   if constexpr (S::kRotatesAhead) {
-    const uint32_t next_stage = keys.ring + stages.after() * S::kStageBytes;
-    const uint32_t rotated = keys.rotated + number % 2 * S::kRotatedTile;
-    const uint32_t next_rotated = keys.rotated + (number + 1) % 2 * S::kRotatedTile;
+    const uint32_t next_stage = keys.ring + stages.next() * S::kStageBytes;
+    const uint32_t rotated = keys.rotated + number % 2 * S::kRotatedTileBytes;
+    const uint32_t next_rotated = keys.rotated + (number + 1) % 2 * S::kRotatedTileBytes;
     const int32_t next_start = tile_start + keys.kStride;
     const bool attends_first = threadIdx.x / 128 % 2 == 0;
 #pragma unroll 1
@@ -177,10 +176,10 @@ __device__ __forceinline__ void attend_rotated(const KeyLoader<S>& keys, Tile& t
   }
 }
 
-// The mainloop of a group: one tile is computed while the next ones are copied.
+// Mainloop of a group: computes one tile while the next ones are copied.
 template <typename S, typename Tile, typename Track>
-__device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile, bool active, int count,
-                                           Track& profiler) {
+__device__ __forceinline__ void mainloop(const KeyLoader<S>& keys, Tile& tile, bool active, int count,
+                                         Track& profiler) {
   Stages stages(count);
   if constexpr (S::kRotatesAhead) {
     wait_for_copies(count - 2);
@@ -195,14 +194,14 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
     keys.sync();
     const int32_t next = tile_start + (stages.count - 1) * keys.kStride;
     profiler.switch_to(Event::kLoadKv);
-    if (next < keys.kv_end) keys.load(stages.before(), next);
+    if (next < keys.kv_end) keys.load(stages.previous(), next);
     ptx::cp_async_commit();
     const int32_t key = next + keys.kStride + keys.lane;
     const bool looks_up = keys.lane < S::kKeys;
     const int32_t page = looks_up ? keys.page_of(key) : 0;
     profiler.switch_to(Event::kAttend);
     if constexpr (S::kRope) {
-      attend_rotated(keys, tile, active, stages, number, tile_start);
+      attend_and_rotate(keys, tile, active, stages, number, tile_start);
     } else if (active) {
       tile.attend(keys.ring + stages.current * S::kStageBytes, 0, tile_start);
     }
@@ -212,14 +211,15 @@ __device__ __forceinline__ void attend_all(const KeyLoader<S>& keys, Tile& tile,
 }
 
 // Finds the item and KV head of this CTA, and restricts the item's keys to those that its rows may see. CTAs
-// follow this order, from outermost to innermost: sets of `heads_together` heads, items, heads of the set, parts of O.
+// follow this order, from outermost to innermost: sections of `heads_per_section` heads, items, heads of the section,
+// parts of O.
 template <typename Variant, typename S, typename P>
-__device__ __forceinline__ bool find_work(const P& params, int heads_together, WorkItem& item, int32_t& head) {
+__device__ __forceinline__ bool find_work(const P& params, int heads_per_section, WorkItem& item, int32_t& head) {
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();
   const int32_t number = static_cast<int32_t>(blockIdx.x) / S::kVParts;
-  const int32_t item_and_head = number % (all * heads_together);
-  const int32_t index = item_and_head / heads_together;
-  head = number / (all * heads_together) * heads_together + item_and_head % heads_together;
+  const int32_t item_and_head = number % (all * heads_per_section);
+  const int32_t index = item_and_head / heads_per_section;
+  head = number / (all * heads_per_section) * heads_per_section + item_and_head % heads_per_section;
   // Without a plan the last tile comes first: with a causal mask it sees the most keys.
   item = params.item(params.items ? index : used - 1 - index);
   if (index >= used) return false;  // after the load above: the latencies of the two loads overlap
@@ -231,11 +231,11 @@ __device__ __forceinline__ bool find_work(const P& params, int heads_together, W
   return true;
 }
 
-// kTickets: the last CTA of a tile whose keys are split merges them, see tickets.cuh.
+// kTickets: if the keys of a tile are split, its last CTA merges the partial states (tickets.cuh).
 template <typename Variant, typename S, typename P, bool kTickets = false>
 __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
-    attention_kernel(const __grid_constant__ P params, const int max_stages, const int heads_together) {
-  static_assert(!kTickets || S::kVParts == 1, "a ticket is one of an item and KV head");
+    attention_kernel(const __grid_constant__ P params, const int max_stages, const int heads_per_section) {
+  static_assert(!kTickets || S::kVParts == 1, "a ticket counts the CTAs of one item and KV head");
   extern __shared__ __align__(128) uint8_t shared[];
   const int stages = S::kMaxStages == S::kMinStages ? S::kMinStages : max_stages;
   wait_for_inputs();
@@ -243,10 +243,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
   Profiler<P::kProfiler> profiler(params);
   WorkItem item;
   int32_t head;
-  if (!find_work<Variant, S>(params, heads_together, item, head)) return;
+  if (!find_work<Variant, S>(params, heads_per_section, item, head)) return;
   profiler.begin(Event::kItem);
   const KeyLoader<S> keys(params.kv, item, head, shared, stages);
-  load_first<S>(keys, stages);
+  prologue<S>(keys, stages);
   profiler.begin(Event::kLoadQuery);
   const Variant variant(params, static_cast<uint32_t>(item.batch), nullptr);
   const int32_t merge = kTickets ? merge_of_slot(params, item.slot) : -1;
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtasPerSm)
 
   const WarpRows<S> warp(params, variant, item, head);
   WarpTile<Variant, S, P> tile(params, variant, warp, frequencies, ptx::shared_address(shared));
-  attend_all<S>(keys, tile, warp.active(), stages, profiler);
+  mainloop<S>(keys, tile, warp.active(), stages, profiler);
   profiler.switch_to(Event::kWriteOutput);
   write_outputs<Variant, S>(params, variant, item, warp, tile.o, tile.softmax, shared);
   if constexpr (kTickets) merge_if_last<Variant, typename S::Types, S::kThreads>(params, merge, head);

@@ -42,7 +42,7 @@ struct Gatherer {
                                        uint32_t barrier) const {
     // kLanes lanes share a row of a chunk, one per unit, and take every kGroups-th row. Four addresses are read
     // together.
-    constexpr int kLanes = S::kWidth / 16, kGroups = 32 / kLanes, kRows = kNumRows / kGroups;
+    constexpr int kLanes = S::kChunkRowBytes / 16, kGroups = 32 / kLanes, kRows = kNumRows / kGroups;
     static_assert(kRows % 4 == 0 && kUnits % kLanes == 0, "lanes copy four rows at a time, chunk by chunk");
     auto lane = static_cast<int32_t>(threadIdx.x) % 32;
     asm volatile("" : "+r"(lane));  // recomputes dependent values per tile: this warp has few registers
@@ -53,7 +53,7 @@ struct Gatherer {
       const auto in_page = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
       if (row < kNumRows)
         table[kFirstRow + row % kGroups * kRows + row / kGroups] =
-            key < end ? S::kElement * (pages[round] * page_stride + in_page * row_stride) : 0;
+            key < end ? S::kElementBytes * (pages[round] * page_stride + in_page * row_stride) : 0;
     }
     __syncwarp();
     const int group = lane / kLanes, unit = lane % kLanes;
@@ -62,7 +62,7 @@ struct Gatherer {
     uint32_t at = to + S::Keys::unit(kFirstRow + group, unit);
     int32_t left = end - first_key - tile * S::kKeys - kFirstRow - group;  // rows from the group's first one to the end
     // The swizzle of a group's rows alternates: every second address has the bits of kFlip flipped.
-    constexpr uint32_t kStep = kGroups * S::kWidth, kFlip = tma_swizzle<S::kWidth>(kStep) ^ kStep;
+    constexpr uint32_t kStep = kGroups * S::kChunkRowBytes, kFlip = tma_swizzle<S::kChunkRowBytes>(kStep) ^ kStep;
     static_assert(2 * kStep % S::Keys::kAlignment == 0);
 #pragma unroll 1
     for (int row = 0; row < kRows; row += 4, next += 2, at += 4 * kStep, left -= 4 * kGroups) {
@@ -73,7 +73,8 @@ struct Gatherer {
         const uint32_t row_to = (i % 2 ? at ^ kFlip : at) + i * kStep;
 #pragma unroll
         for (int chunk = 0; chunk < kUnits / kLanes; ++chunk)
-          ptx::cp_async_16(row_to + chunk * S::Keys::kChunkBytes, row_from + chunk * S::kWidth, i * kGroups < left);
+          ptx::cp_async_16(row_to + chunk * S::Keys::kChunkBytes, row_from + chunk * S::kChunkRowBytes,
+                           i * kGroups < left);
       }
     }
     ptx::mbarrier_arrive_after_cp_async(barrier);

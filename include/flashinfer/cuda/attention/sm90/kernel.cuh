@@ -22,15 +22,15 @@ namespace flashinfer::cuda::sm90 {
 
 // A consumer warpgroup: one item after the other.
 template <typename Variant, typename S, typename P, typename Track>
-__device__ __forceinline__ void run_consumer(const P& params, const Maps& maps, const Shared<S>& shared, int group,
-                                             Track& profiler) {
-  const typename S::WorkRing works = shared.work_ring();
+__device__ __forceinline__ void run_consumer(const P& params, const TensorMaps& maps, const Shared<S>& shared,
+                                             int group, Track& profiler) {
+  const typename S::WorkRing work_ring = shared.work_ring();
   const typename S::QueryRing query_ring = shared.query_ring();
   const bool first_lane = threadIdx.x % 32 == 0;
   int key_use = 0, query_use = 0;
 #pragma unroll 1
   for (int use = 0;; ++use) {
-    works.wait_full(use);
+    work_ring.wait_full(use);
     const Work& work = shared.work(use);
     if (work.tiles < 0) break;
     profiler.begin(Event::kItem);
@@ -51,14 +51,15 @@ __device__ __forceinline__ void run_consumer(const P& params, const Maps& maps, 
     profiler.end(Event::kWriteOutput);
     profiler.end(Event::kItem);
     __syncwarp();
-    if (first_lane) works.release(use);
+    if (first_lane) work_ring.release(use);
   }
   if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
 }
 
 template <typename Variant, typename S, typename P>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    attention_kernel(const __grid_constant__ P params, const __grid_constant__ Maps maps, const int heads_together) {
+    attention_kernel(const __grid_constant__ P params, const __grid_constant__ TensorMaps maps,
+                     const int heads_per_section) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ uint8_t raw[];
   const Shared<S> shared(raw);
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
         clear_tails<S>(params, shared);
       }
     } else if (ptx::elect_one()) {
-      schedule_tiles<S>(params, heads_together, shared);
+      schedule_tiles<S>(params, heads_per_section, shared);
     }
   } else {
     ptx::setmaxnreg_inc<S::kConsumerRegisters>();

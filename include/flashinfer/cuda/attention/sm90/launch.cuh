@@ -27,17 +27,17 @@ WorkLimits limits_of(int32_t group, int device) {
 }
 
 // Returns a map of queries or outputs, whose box has `rows` rows.
-template <typename T, int kWidth>
+template <typename T, int kChunkRowBytes>
 CUtensorMap map_of_rows(const AttentionParams& params, const void* data, int head_dim, int64_t row, int64_t head,
                         int rows) {
   const auto group = static_cast<int64_t>(params.group.divisor);
-  return tensor_map<kWidth, 4>(
+  return tensor_map<kChunkRowBytes, 4>(
       map_type<T>(), sizeof(T),
       {data,
        {static_cast<uint64_t>(head_dim), static_cast<uint64_t>(group), static_cast<uint64_t>(params.num_tokens),
         static_cast<uint64_t>(params.num_kv_heads)},
        {1, head, row, group * head},
-       {kWidth / sizeof(T), static_cast<uint32_t>(group), static_cast<uint32_t>(rows / group), 1}});
+       {kChunkRowBytes / sizeof(T), static_cast<uint32_t>(group), static_cast<uint32_t>(rows / group), 1}});
 }
 
 template <typename S>
@@ -46,8 +46,8 @@ CUtensorMap map_of_keys(const AttentionParams& params, const void* data, int hea
   const KvCache& kv = params.kv;
   const uint64_t rows = kv.is_paged() ? kv.page_size.divisor : kv.num_pages, pages = kv.is_paged() ? kv.num_pages : 1;
   // An empty cache has no memory, and a map needs an address.
-  return tensor_map<S::kWidth, 4>(
-      map_type<typename S::DTypeKV>(), S::kElement,
+  return tensor_map<S::kChunkRowBytes, 4>(
+      map_type<typename S::DTypeKV>(), S::kElementBytes,
       {kv.num_pages > 0 ? data : params.q,
        {static_cast<uint64_t>(head_dim), rows, static_cast<uint64_t>(params.num_kv_heads), pages},
        {1, row, head, kv.is_paged() ? page : row},
@@ -59,13 +59,13 @@ CUtensorMap map_of_keys(const AttentionParams& params, const void* data, int hea
 }
 
 template <typename S>
-Maps maps_of(const AttentionParams& params) {
+TensorMaps maps_of(const AttentionParams& params) {
   const auto group = static_cast<int>(params.group.divisor);
   const KvCache& kv = params.kv;
   // If 64 rows are not whole tokens, outputs are stored without a map.
   const int output_rows = std::max(64 / group, 1) * group;
-  return {map_of_rows<typename S::DTypeQ, S::kWidth>(params, params.q, S::kDQ, params.q_row, params.q_head,
-                                                     tile_rows<S>(group)),
+  return {map_of_rows<typename S::DTypeQ, S::kChunkRowBytes>(params, params.q, S::kDQ, params.q_row, params.q_head,
+                                                             tile_rows<S>(group)),
           map_of_keys<S>(params, kv.k, S::kDQ, kv.k_page, kv.k_row, kv.k_head),
           map_of_keys<S>(params, kv.v, S::kDV, kv.v_page, kv.v_row, kv.v_head),
           map_of_rows<typename S::DTypeO, 128>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
@@ -76,10 +76,10 @@ Maps maps_of(const AttentionParams& params) {
 // rest is for queries and outputs. The host does not know the lengths of a plan, so it takes the size of the
 // whole paged cache. The result is 1 for a large cache.
 template <typename S, typename P>
-int heads_together(const P& params) {
+int heads_per_section(const P& params) {
   constexpr int64_t kCacheBytes = 16 << 20;
   const int64_t keys = params.kv.is_paged() ? params.kv.num_pages * params.kv.page_size.divisor : params.kv.num_pages;
-  const int64_t bytes = keys * (S::kDQ + S::kDV) * S::kElement;
+  const int64_t bytes = keys * (S::kDQ + S::kDV) * S::kElementBytes;
   int heads = params.num_kv_heads;
   while (heads > 1 && (heads * bytes > kCacheBytes || params.num_kv_heads % heads != 0)) --heads;
   return heads;
@@ -99,7 +99,7 @@ void launch_attention(const P& params, const Launch& where) {
   const int64_t ctas = std::min<int64_t>(all, device_info(where.device).num_sms);  // one per multiprocessor
   Kernel<attention_kernel<Variant, S, P>>::launch(dim3(static_cast<unsigned>(ctas)), dim3(S::kThreads), S::kSharedBytes,
                                                   where, with_tracks(params, ctas, S::kThreads), maps_of<S>(params),
-                                                  heads_together<S>(params));
+                                                  heads_per_section<S>(params));
   launch_merges<Variant, typename S::Types>(params, where);
 }
 

@@ -1,5 +1,5 @@
-// The producer warps: one loads queries and keys, one loads values. A third clears the values after a
-// request's end, or helps both others if rows are gathered.
+// The producer warps. The first loads queries and keys, the second loads values. The third clears the values after
+// the end of a request. If rows are gathered, it copies a third of them instead.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Maps of the tensors. Queries and outputs: elements, heads of a group, tokens, KV heads. A box has 64
-// elements of 16 bits, or 128 of 8 bits, of a tile's tokens (outputs: a warpgroup's). Keys and values:
-// elements, rows (of a page), heads, pages.
-struct Maps {
+// Tensor maps. Dimensions of q and o: element, head of the group, token, KV head. Dimensions of k and v: element,
+// row of the page, head, page. A box has kChunkRowBytes bytes of each row. A box of q has the tokens of a tile, a box
+// of o those of a warpgroup.
+struct TensorMaps {
   CUtensorMap q, k, v, o;
 };
 
@@ -28,21 +28,21 @@ __device__ __forceinline__ bool must_clear(const AttentionParams& params, const 
   return work.first_key + work.tiles * S::kKeys > work.kv_len && !is_gathered(params.kv);
 }
 
-// The copies of one item's keys and values.
+// Loads the queries, keys and values of one item by TMA.
 template <typename S>
 struct TileLoader {
   const AttentionParams& params;
-  const Maps& maps;
+  const TensorMaps& maps;
   const Shared<S>& shared;
   const Work& work;
 
-  // Returns the page of kPageKeys of a tile's keys, a different one in each lane. After the end it is out of
-  // bounds, so that TMA fills in zeros.
+  // Returns the page of this lane's kPageKeys keys of a tile. After the end of the request it is out of bounds, so
+  // TMA writes zeros.
   __device__ __forceinline__ int32_t page_of(int32_t tile) const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32 % (S::kKeys / kPageKeys);
     const int32_t key = work.first_key + tile * S::kKeys + lane * kPageKeys;
     if (tile < 0 || key >= work.kv_len) return static_cast<int32_t>(params.kv.num_pages);
-    return params.kv.indices[work.first_row + static_cast<int32_t>(params.kv.page_size.div(key))];
+    return params.kv.indices[work.kv_begin + static_cast<int32_t>(params.kv.page_size.div(key))];
   }
 
   // Copies a tile of keys or of values to `to`. `page` is page_of(tile).
@@ -54,18 +54,18 @@ struct TileLoader {
     const int32_t key = work.first_key + tile * S::kKeys;
     if (params.kv.is_paged()) {
       constexpr int kPages = S::kKeys / kPageKeys;
-      static_assert(kPages * kChunks <= 32, "a lane for each copy");
+      static_assert(kPages * kChunks <= 32, "each lane issues at most one copy");
       const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
       const int32_t part = lane % kPages, chunk = lane / kPages, first = key + part * kPageKeys;
       const auto in_page = static_cast<int32_t>(first - params.kv.page_size.div(first) * params.kv.page_size.divisor);
       if (chunk < kChunks)
-        ptx::tma_load(to + chunk * S::Keys::kChunkBytes + part * kPageKeys * S::kWidth, map, barrier,
+        ptx::tma_load(to + chunk * S::Keys::kChunkBytes + part * kPageKeys * S::kChunkRowBytes, map, barrier,
                       chunk * S::kChunkElements, in_page, work.head, page);
       __syncwarp();
     } else if (ptx::elect_one()) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
-        ptx::tma_load(to + chunk * S::Keys::kChunkBytes, map, barrier, chunk * S::kChunkElements, work.first_row + key,
+        ptx::tma_load(to + chunk * S::Keys::kChunkBytes, map, barrier, chunk * S::kChunkElements, work.kv_begin + key,
                       work.head, 0);
     }
   }
@@ -95,7 +95,7 @@ struct TileLoader {
     ring.wait_empty(use);
     const auto token = work.qo_start + static_cast<int32_t>(params.group.div(work.row_start));
     if (ptx::elect_one()) {
-      ptx::mbarrier_arrive_expect_tx(ring.full(use), params.tile_rows * S::kDQ * S::kElement);
+      ptx::mbarrier_arrive_expect_tx(ring.full(use), params.tile_rows * S::kDQ * S::kElementBytes);
 #pragma unroll
       for (int chunk = 0; chunk < S::kChunksQ; ++chunk)
         ptx::tma_load(shared.queries(use) + chunk * S::Queries::kChunkBytes, &maps.q, ring.full(use),
@@ -105,8 +105,8 @@ struct TileLoader {
   }
 };
 
-// Loops over the tiles of an item from the last to the first, and looks up pages two tiles ahead. `load`
-// takes a use, a tile and its page.
+// Calls load(use, tile, page) for the tiles of an item, from the last to the first. Pages are looked up two tiles
+// ahead.
 template <typename S, typename F>
 __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use, F load) {
   const bool paged = loader.params.kv.is_paged();
@@ -120,45 +120,45 @@ __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use,
   }
 }
 
-// Gatherers of an item's keys and values, for the first two warps or for the third.
+// Gatherers of an item's keys and values. The third warp has the last kThirdWarpRows rows of each tile.
 template <typename S, bool kThirdWarp>
 struct ItemGatherers {
   static constexpr int kFirstRow = kThirdWarp ? S::kKeys - S::kThirdWarpRows : 0;
   static constexpr int kNumRows = kThirdWarp ? S::kThirdWarpRows : S::kKeys - S::kThirdWarpRows;
-  using Keys = Gatherer<S, S::kDQ * S::kElement / 16, kFirstRow, kNumRows>;
-  using Values = Gatherer<S, S::kDV * S::kElement / 16, kFirstRow, kNumRows>;
+  using Keys = Gatherer<S, S::kDQ * S::kElementBytes / 16, kFirstRow, kNumRows>;
+  using Values = Gatherer<S, S::kDV * S::kElementBytes / 16, kFirstRow, kNumRows>;
 
   __device__ __forceinline__ static Keys keys(const KvCache& kv, const Shared<S>& shared, const Work& work) {
     return {kv,
-            static_cast<const char*>(kv.k) + work.head * kv.k_head * S::kElement,
+            static_cast<const char*>(kv.k) + work.head * kv.k_head * S::kElementBytes,
             kv.k_page,
             kv.k_row,
-            work.first_row,
+            work.kv_begin,
             work.first_key,
             work.kv_len,
             shared.table(0)};
   }
   __device__ __forceinline__ static Values values(const KvCache& kv, const Shared<S>& shared, const Work& work) {
     return {kv,
-            static_cast<const char*>(kv.v) + work.head * kv.v_head * S::kElement,
+            static_cast<const char*>(kv.v) + work.head * kv.v_head * S::kElementBytes,
             kv.v_page,
             kv.v_row,
-            work.first_row,
+            work.kv_begin,
             work.first_key,
             work.kv_len,
             shared.table(1)};
   }
 };
 
-// The producer warp of queries and keys of all items.
+// First producer warp: queries and keys of all items.
 template <typename S, typename Track>
-__device__ __forceinline__ void load_keys(const AttentionParams& params, const Maps& maps, const Shared<S>& shared,
-                                          Track& profiler) {
-  const typename S::WorkRing works = shared.work_ring();
+__device__ __forceinline__ void load_keys(const AttentionParams& params, const TensorMaps& maps,
+                                          const Shared<S>& shared, Track& profiler) {
+  const typename S::WorkRing work_ring = shared.work_ring();
   const KvCache& kv = params.kv;
   int key_use = 0, query_use = 0;
   for (int use = 0;; ++use) {
-    works.wait_full(use);
+    work_ring.wait_full(use);
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
     const TileLoader<S> loader{params, maps, shared, work};
@@ -177,18 +177,19 @@ __device__ __forceinline__ void load_keys(const AttentionParams& params, const M
     }
     profiler.end(Event::kItem);
     __syncwarp();
-    if (ptx::elect_one()) works.release(use);
+    if (ptx::elect_one()) work_ring.release(use);
   }
 }
 
-// The producer warp of values.
+// Second producer warp: values of all items.
 template <typename S>
-__device__ __forceinline__ void load_values(const AttentionParams& params, const Maps& maps, const Shared<S>& shared) {
-  const typename S::WorkRing works = shared.work_ring();
+__device__ __forceinline__ void load_values(const AttentionParams& params, const TensorMaps& maps,
+                                            const Shared<S>& shared) {
+  const typename S::WorkRing work_ring = shared.work_ring();
   const KvCache& kv = params.kv;
   int value_use = 0;
   for (int use = 0;; ++use) {
-    works.wait_full(use);
+    work_ring.wait_full(use);
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
     if (is_gathered(kv)) {
@@ -203,19 +204,19 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
       for_tiles<S>(loader, value_use, [&](int n, int32_t tile, int32_t page) { loader.values(n, tile, page); });
     }
     __syncwarp();
-    if (ptx::elect_one()) works.release(use);
+    if (ptx::elect_one()) work_ring.release(use);
   }
 }
 
-// The third producer warp, if rows are gathered: the last rows of keys and of values.
+// Third producer warp if rows are gathered: the last rows of each tile of keys and of values.
 template <typename S>
 __device__ __forceinline__ void gather_last_rows(const AttentionParams& params, const Shared<S>& shared) {
   using Gatherers = ItemGatherers<S, true>;
-  const typename S::WorkRing works = shared.work_ring();
+  const typename S::WorkRing work_ring = shared.work_ring();
   const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
   int tile_use = 0;
   for (int use = 0;; ++use) {
-    works.wait_full(use);
+    work_ring.wait_full(use);
     const Work& work = shared.work(use);
     if (work.tiles < 0) return;
     int32_t pages[Gatherers::Keys::kRounds];
@@ -232,26 +233,26 @@ __device__ __forceinline__ void gather_last_rows(const AttentionParams& params, 
       values.look_up(pages, tile - 1);
     }
     __syncwarp();
-    if (ptx::elect_one()) works.release(use);
+    if (ptx::elect_one()) work_ring.release(use);
   }
 }
 
-// The third producer warp, if rows are not gathered: clears values after the end of requests before their
-// use.
+// Third producer warp if rows are not gathered: clears the values after the end of a request, before the consumers
+// read them.
 template <typename S>
 __device__ __forceinline__ void clear_tails(const AttentionParams& params, const Shared<S>& shared) {
-  const typename S::WorkRing works = shared.work_ring();
+  const typename S::WorkRing work_ring = shared.work_ring();
   const auto lane = static_cast<int32_t>(threadIdx.x) % 32;
   uint32_t parities = 0;  // a bit per stage
   int value_use = 0;
   for (int use = 0;; ++use) {
-    works.wait_full(use);
+    work_ring.wait_full(use);
     const Work& work = shared.work(use);
-    const int32_t tiles = work.tiles, last_key = work.first_key + (tiles - 1) * S::kKeys;
-    const int32_t valid_rows = work.kv_len - last_key;  // rows of the last tile
+    const int32_t tiles = work.tiles, last_tile_start = work.first_key + (tiles - 1) * S::kKeys;
+    const int32_t valid_rows = work.kv_len - last_tile_start;  // rows of the last tile
     const bool clears = tiles > 0 && must_clear<S>(params, work);
     __syncwarp();
-    if (lane == 0) works.release(use);
+    if (lane == 0) work_ring.release(use);
     if (tiles < 0) return;
     if (clears) {
       const int stage = S::KeyRing::stage(value_use);

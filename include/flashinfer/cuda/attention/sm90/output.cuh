@@ -20,7 +20,7 @@ namespace flashinfer::cuda::sm90 {
 template <typename Variant, typename S, typename P>
 struct WarpgroupOutput {
   const P& params;
-  const Maps& maps;
+  const TensorMaps& maps;
   const Shared<S>& shared;
   const Work& work;
   const Variant& variant;

@@ -18,28 +18,28 @@ struct PrefillTile;
 // 32 + 64 + 32 registers and 168 KiB. 160 keys would need 152 registers, which leaves too few for addresses.
 template <>
 struct PrefillTile<64, 64> : TileConfig<3> {
-  static constexpr int kKeys = 128, kStages = 3, kQueries = 2, kOutputColumns = 64;
+  static constexpr int kKeys = 128, kStages = 3, kQueryStages = 2, kOutputColumns = 64;
 };
 
 // 64 + 40 + 20 registers and 216 KiB: queries and outputs 48 KiB each, three stages of K and V 120 KiB. 96
 // keys, the next step, would need 240 KiB.
 template <>
 struct PrefillTile<128, 128> : TileConfig<3> {
-  static constexpr int kKeys = 80, kStages = 3, kQueries = 1, kOutputColumns = 128;
+  static constexpr int kKeys = 80, kStages = 3, kQueryStages = 1, kOutputColumns = 128;
 };
 
 // 64 + 32 + 16 registers and 200 KiB: queries 72 KiB, outputs 48 KiB, two stages 80 KiB. Three would need 240
 // KiB.
 template <>
 struct PrefillTile<192, 128> : TileConfig<3> {
-  static constexpr int kKeys = 64, kStages = 2, kQueries = 1, kOutputColumns = 128;
+  static constexpr int kKeys = 64, kStages = 2, kQueryStages = 1, kOutputColumns = 128;
 };
 
 // 128 + 32 + 16 registers: too many for three consumers. 224 KiB: two stages take 128 KiB, and half of the
 // output's columns are staged at a time. 80 keys would need 256 KiB.
 template <>
 struct PrefillTile<256, 256> : TileConfig<2> {
-  static constexpr int kKeys = 64, kStages = 2, kQueries = 1, kOutputColumns = 128;
+  static constexpr int kKeys = 64, kStages = 2, kQueryStages = 1, kOutputColumns = 128;
 };
 
 // The tile of 8-bit types: kKeys / 8 registers of P, and stages of copied values before their transposition.
@@ -49,21 +49,21 @@ struct Fp8PrefillTile;
 // 32 + 80 + 20 registers and 128 KiB. 192 keys would need 152 registers.
 template <>
 struct Fp8PrefillTile<64> : TileConfig<3> {
-  static constexpr int kKeys = 160, kStages = 3, kQueries = 2, kOutputColumns = 64, kRawStages = 2;
+  static constexpr int kKeys = 160, kStages = 3, kQueryStages = 2, kOutputColumns = 64, kRawStages = 2;
 };
 
 // 64 + 48 + 12 registers and 192 KiB. The transposing warp gets 56 registers, which leaves consumers 152: 128
 // keys would take 144 of them.
 template <>
 struct Fp8PrefillTile<128> : TileConfig<3> {
-  static constexpr int kKeys = 96, kStages = 3, kQueries = 2, kOutputColumns = 128, kRawStages = 2;
+  static constexpr int kKeys = 96, kStages = 3, kQueryStages = 2, kOutputColumns = 128, kRawStages = 2;
   static constexpr int kProducerRegisters = 56;
 };
 
 // 128 + 32 + 8 registers: too many for three consumers. 160 KiB.
 template <>
 struct Fp8PrefillTile<256> : TileConfig<2> {
-  static constexpr int kKeys = 64, kStages = 2, kQueries = 1, kOutputColumns = 128, kRawStages = 2;
+  static constexpr int kKeys = 64, kStages = 2, kQueryStages = 1, kOutputColumns = 128, kRawStages = 2;
 };
 
 template <typename Types>

@@ -17,9 +17,9 @@ namespace flashinfer::cuda::sm90 {
 // all threads.
 template <typename S, typename P>
 __device__ __forceinline__ void clear_unused_queries(const P& params, const Shared<S>& shared) {
-  const int first = params.tile_rows * S::kWidth, bytes = S::Queries::kChunkBytes;
+  const int first = params.tile_rows * S::kChunkRowBytes, bytes = S::Queries::kChunkBytes;
   if (first == bytes) return;
-  for (int chunk = 0; chunk < S::kQueries * S::kChunksQ; ++chunk) {
+  for (int chunk = 0; chunk < S::kQueryStages * S::kChunksQ; ++chunk) {
     for (int at = first + threadIdx.x * 16; at < bytes; at += S::kThreads * 16)
       *reinterpret_cast<uint4*>(shared.bytes + S::kQueriesAt + chunk * bytes + at) = uint4{0, 0, 0, 0};
   }
@@ -31,10 +31,10 @@ template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_queries(const P& params, const Variant& variant, const Shared<S>& shared,
                                                 int group, int query_use) {
   using T = typename S::DTypeQ;
-  constexpr int kUnits = 64 * S::kWidth / 16;  // of a chunk
+  constexpr int kUnits = 64 * S::kChunkRowBytes / 16;  // of a chunk
   const float sign = query_sign(variant);
   if (!Variant::transforms_query && sign > 0) return;
-  uint8_t* rows = shared.bytes + (shared.queries(query_use) - shared.start) + group * 64 * S::kWidth;
+  uint8_t* rows = shared.bytes + (shared.queries(query_use) - shared.start) + group * 64 * S::kChunkRowBytes;
 #pragma unroll 1
   for (int i = threadIdx.x % 128; i < S::kChunksQ * kUnits; i += 128) {
     // Elements are transformed independently, in any order.

@@ -124,21 +124,21 @@ __device__ __forceinline__ uint32_t elements_before(int32_t key, int first) {
   return __funnelshift_lc(~0u, 0u, static_cast<uint32_t>(max(elements - first, 0)));
 }
 
-// Applies masks and variants to logits. kBorder: some row does not see the whole tile at key `tile_start`.
-template <bool kBorder, typename Variant, typename S, typename P>
+// Applies masks and variants to logits. kMasked: at least one row does not see the whole tile at key `tile_start`.
+template <bool kMasked, typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
                                                const Work& work, int32_t tile_start, const float* factors) {
-  if constexpr (!kBorder && !Variant::transforms_logits && !Variant::masks_logits) return;
+  if constexpr (!kMasked && !Variant::transforms_logits && !Variant::masks_logits) return;
   const WarpRows<S> rows = warp_rows<S>(params, work, variant);
   if constexpr (Variant::transforms_logits && S::kFp8) {
 #pragma unroll
     for (int i = 0; i < S::kKeys / 2; ++i) s[i] *= factors[i / 2 % 2];
   }
-  if constexpr (!kBorder && transforms_pairs<Variant> && !Variant::masks_logits && !S::kFp8) {
+  if constexpr (!kMasked && transforms_pairs<Variant> && !Variant::masks_logits && !S::kFp8) {
 #pragma unroll
     for (int i = 0; i < S::kKeys / 2; i += 2) variant.transform_pair(s[i], s[i + 1]);
   } else if constexpr (Variant::transforms_logits) {
-    transform_tile<!kBorder, false>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
+    transform_tile<!kMasked, false>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
   }
   if constexpr (Variant::transforms_logits && Variant::use_softmax) {
     if (variant.sm_scale_log2 < 0) {  // maxima are taken before a positive scale
@@ -149,7 +149,7 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
   const float masked_value = Variant::use_softmax ? -math::inf : 0.0f;
   if constexpr (Variant::masks_logits)
     mask_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, masked_value);
-  if constexpr (kBorder) {
+  if constexpr (kMasked) {
     // Bits become predicates seven at a time. Variants and 8-bit types leave no registers for that.
     constexpr bool kByBits = !Variant::transforms_logits && !Variant::masks_logits && !S::kFp8;
     const Mask& mask = rows.mask;

@@ -1,7 +1,7 @@
 // Compile-time shapes of the Hopper attention kernel, and its shared memory.
 //
-// A CTA has kConsumers warpgroups that compute, with 64 rows of queries each, and one producer warpgroup. All
-// consumers use the same tiles of keys. CTAs are persistent and take one work item after the other.
+// A CTA has kConsumers consumer warpgroups with 64 rows of Q each, and one producer warpgroup. All consumers use the
+// same tiles of keys. CTAs are persistent and take one work item after the other.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ constexpr int kPageKeys = 16;  // keys of one copy from a paged cache
 // The configuration of a tile. A kernel's configuration derives from it and adds
 //   kKeys           keys of a tile
 //   kStages         stages of keys, and as many of values
-//   kQueries        tiles of queries in shared memory
+//   kQueryStages        tiles of queries in shared memory
 //   kOutputColumns  columns of the outputs that are staged together
-// kRawStages: stages of 8-bit values that are copied and not transposed yet.
+// kRawStages: stages of 8-bit values between their copy and their transposition.
 template <int kConsumers_>
 struct TileConfig {
   static constexpr int kConsumers = kConsumers_, kRawStages = 1, kProducerRegisters = kConsumers == 2 ? 40 : 32;
@@ -33,9 +33,9 @@ struct Tile : Config {
   // ptxas compiles for 65536 registers over all threads. The producer warpgroup gives most of its own to the
   // consumers.
   static constexpr int kConsumerRegisters = ((kConsumers == 2 ? 504 : 512) - kProducerRegisters) / kConsumers;
-  static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0, "registers come by eights");
+  static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0, "setmaxnreg takes multiples of 8");
   static_assert(kConsumers == 2 || kConsumers == 3, "a CTA has two or three consumer warpgroups");
-  static_assert(kKeys % 16 == 0, "pages are copied by 16 keys");
+  static_assert(kKeys % 16 == 0, "a copy has 16 keys of a page");
 };
 
 // A work item in the ring of work, with values that the CTA's warps share.
@@ -43,7 +43,7 @@ struct alignas(32) Work : WorkItem {
   int32_t head;       // KV head
   int32_t tiles;      // tiles of keys; -1: no more work
   int32_t first_key;  // first key of the first tile, at most kv_start
-  int32_t first_row;  // first page or row of the request
+  int32_t kv_begin;   // first entry of the request in the page table, or its first row of ragged keys
 };
 
 template <typename Types_, typename Tile_>
@@ -53,53 +53,57 @@ struct Shape : Types_, Tile_ {
   static constexpr int kDQ = Types::HEAD_DIM_QK, kDV = Types::HEAD_DIM_VO;
   static_assert(kDQ % 64 == 0 && kDV % 64 == 0 && kDQ >= kDV, "head dimensions are whole chunks of 64 elements");
   static_assert(sizeof(typename Types::DTypeQ) == sizeof(typename Types::DTypeKV) && !Types::kRope,
-                "keys are used as they are");
-  // Products of 8 bits need values with contiguous keys: a warp transposes the copied tiles.
+                "keys have the type of queries, and no RoPE");
+  // wgmma reads 8-bit operands K-major only. A warp therefore transposes tiles of V, so that keys are contiguous.
   static constexpr bool kFp8 = Types::kFp8;
-  static_assert(!kFp8 || kDQ == kDV, "values of 8 bits have the head_dim of keys");
-  static constexpr int kElement = kFp8 ? 1 : 2;  // bytes of an element of queries, keys and values
+  static_assert(!kFp8 || kDQ == kDV, "8-bit values have the head_dim of keys");
+  static constexpr int kElementBytes = kFp8 ? 1 : 2;  // of q, k and v
 
-  // Constants for code that the portable kernel uses too. Fragments have 16 rows and 8 columns.
+  // Constants for code shared with the portable kernel. Fragments have 16 rows and 8 columns.
   static constexpr int kVParts = 1, kM = 1, kRowWarps = 4 * Tile::kConsumers, kNKeys = Tile::kKeys / 8, kNOut = kDV / 8;
 
-  static constexpr int kWidth = kDQ * kElement % 128 == 0 && kDV * kElement % 128 == 0 ? 128 : 64;  // of a chunk's row
-  using Queries = ChunkedTile<Tile::kRows, kWidth>;
-  using Keys = ChunkedTile<Tile::kKeys, kWidth>;  // and values as copied
+  static constexpr int kChunkRowBytes =
+      kDQ * kElementBytes % 128 == 0 && kDV * kElementBytes % 128 == 0 ? 128 : 64;  // swizzle width
+  using Queries = ChunkedTile<Tile::kRows, kChunkRowBytes>;
+  using Keys = ChunkedTile<Tile::kKeys, kChunkRowBytes>;  // keys, and values before the transposition
   using Transposed = ChunkedTile<kDV, Tile::kKeys % 128 == 0 ? 128 : Tile::kKeys % 64 == 0 ? 64 : 32>;
-  static constexpr int kChunkElements = kWidth / kElement;
+  static constexpr int kChunkElements = kChunkRowBytes / kElementBytes;
   static constexpr int kChunksQ = kDQ / kChunkElements, kChunksV = kDV / kChunkElements;
-  static constexpr int kWeightRegisters = Tile::kKeys * kElement / 8;  // of a thread, for a tile
-  static constexpr int kQBytes = Tile::kRows * kDQ * kElement, kKBytes = Tile::kKeys * kDQ * kElement;
-  static constexpr int kVBytes = Tile::kKeys * kDV * kElement, kOBytes = Tile::kRows * Tile::kOutputColumns * 2;
-  static_assert(!kFp8 || (Tile::kKeys % 32 == 0 && kVBytes % 1024 == 0), "steps of products have 32 keys of 8 bits");
-  static_assert(Tile::kOutputColumns % 64 == 0 && kDV % Tile::kOutputColumns == 0, "outputs leave in whole chunks");
+  static constexpr int kPRegisters = Tile::kKeys * kElementBytes / 8;  // registers of a thread for P of a tile
+  static constexpr int kQBytes = Tile::kRows * kDQ * kElementBytes, kKBytes = Tile::kKeys * kDQ * kElementBytes;
+  static constexpr int kVBytes = Tile::kKeys * kDV * kElementBytes, kOBytes = Tile::kRows * Tile::kOutputColumns * 2;
+  static_assert(!kFp8 || (Tile::kKeys % 32 == 0 && kVBytes % 1024 == 0), "an 8-bit wgmma multiplies 32 keys");
+  static_assert(Tile::kOutputColumns % 64 == 0 && kDV % Tile::kOutputColumns == 0,
+                "O is stored in chunks of 64 columns");
 
   // Half of a tile's keys, rounded up to whole steps of P V.
-  static constexpr int kHalfKeys = (Tile::kKeys / 2 + 32 / kElement - 1) / (32 / kElement) * (32 / kElement);
+  static constexpr int kHalfKeys =
+      (Tile::kKeys / 2 + 32 / kElementBytes - 1) / (32 / kElementBytes) * (32 / kElementBytes);
 
-  // Shared memory, in this order. The first four parts start at multiples of 1024.
-  static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueries * kQBytes;
+  // Layout of smem. The first four parts start at multiples of 1024 bytes.
+  static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueryStages * kQBytes;
   static constexpr int kValuesAt = kKeysAt + Tile::kStages * kKBytes;
   static constexpr int kRawStages = kFp8 ? Tile::kRawStages : 0, kRawAt = kValuesAt + Tile::kStages * kVBytes;
   static constexpr int kOutputAt = kRawAt + kRawStages * kVBytes, kWorkAt = kOutputAt + kOBytes;
   static constexpr int kWorkSlots = 4, kWorkBytes = kWorkSlots * static_cast<int>(sizeof(Work));
-  using QueryRing = Ring<Tile::kQueries>;
+  using QueryRing = Ring<Tile::kQueryStages>;
   using KeyRing = Ring<Tile::kStages>;
   using WorkRing = Ring<kWorkSlots>;
   using RawRing = Ring<Tile::kRawStages>;
-  // For gathering: the rows of a tile that the third warp takes, about as many as each of the other two. Then
-  // the table of a tile's row addresses.
+  // If rows are gathered, the third producer warp copies about a third of the rows of each tile. The tables have the
+  // address of each row of a tile, one for keys and one for values.
   static constexpr int kThirdWarpRows = kFp8 ? 0 : (Tile::kKeys / 3 + 8) / 16 * 16;
   static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
   static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;
   static constexpr int kBarrierBytes =
       QueryRing::kBytes + 2 * KeyRing::kBytes + WorkRing::kBytes + 8 * Tile::kStages + RawRing::kBytes;
-  static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes + 1024;  // the start is rounded up
+  static constexpr int kSharedBytes =
+      kBarriersAt + kBarrierBytes + 1024;  // the start is rounded up to a multiple of 1024
 
   using Outputs = ChunkedTile<64>;  // of a warpgroup
 };
 
-// The shape of the first keys of a tile, for computations in registers.
+// Shape of S over the first kKeys_ keys of a tile.
 template <typename S, int kKeys_>
 struct FirstKeys : S {
   static constexpr int kKeys = kKeys_, kNKeys = kKeys / 8;
@@ -158,8 +162,8 @@ struct Shared {
     return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
   }
 
-  // Runs in one thread, before __syncthreads(). `tile_arrivals` complete a tile of keys or values. Every
-  // reader of a work slot arrives: one lane of each consumer warp, and of the three producer warps.
+  // Runs in one thread, before __syncthreads(). A tile of keys or values is full after `tile_arrivals` arrivals. A
+  // work slot is empty after one lane of each consumer warp and of the three producer warps has arrived.
   __device__ __forceinline__ void init(uint32_t tile_arrivals) const {
     constexpr int kWarps = 4 * S::kConsumers;
     query_ring().init(1, kWarps);

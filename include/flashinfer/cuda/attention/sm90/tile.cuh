@@ -1,6 +1,6 @@
-// The mainloop of a consumer warpgroup: its 64 rows and an item's tiles of keys. O += P V of one tile runs on
-// the tensor cores while the softmax of the next is computed (FlashAttention-3, arXiv 2407.08608, section
-// 3.2).
+// Mainloop of a consumer warpgroup: 64 rows and all tiles of keys of an item (FlashAttention-3, arXiv 2407.08608,
+// section 3.2). O += P V of one tile runs on the tensor cores during the softmax of the next tile:
+//   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct ConsumerWarpgroup {
   using T = typename S::DTypeQ;
   static constexpr ptx::WgmmaType kType = ptx::kWgmmaType<T>;
   // P of 8 bits is e4m3 for any type of values.
-  static constexpr ptx::WgmmaType kWeightType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
-  // With variants, registers do not suffice for a second form of the first tile.
+  static constexpr ptx::WgmmaType kPType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
+  // Variants need too many registers for the second instance of first_tile().
   static constexpr bool kHasHalfTile = !Variant::transforms_logits && !Variant::masks_logits;
   const P& params;
   const Shared<S>& shared;
@@ -35,8 +35,7 @@ struct ConsumerWarpgroup {
   float o[S::kDV / 2];
   Profiler<P::kProfiler>& profiler;
 
-  // Computes all tiles of the item, from the last to the first. Tiles that no row sees are waited for and
-  // released.
+  // Computes all tiles of the item, from the last to the first. Waits for and releases tiles that no row sees.
   __device__ __forceinline__ void attend(const TileRange& range) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
 #pragma unroll
@@ -44,24 +43,26 @@ struct ConsumerWarpgroup {
     int32_t tile = work.tiles - 1;
     for (; tile >= range.end; --tile) skip();
     if (tile >= range.first) {
-      uint32_t p[S::kWeightRegisters];
+      uint32_t p[S::kPRegisters];
       profiler.switch_to(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
-      // If rows see only the first half of the tile, compute only its logits. The same for P V, and for the
-      // first tile of a window, was not faster and needs more code.
+      // If rows see only the first half of the tile, compute only half of S. Halving P V, or the first tile of a
+      // window, was not faster.
       if (kHasHalfTile && range.left <= S::kHalfKeys) {
-        start<S::kHalfKeys>(p, tile, true);
+        first_tile<S::kHalfKeys>(p, tile, true);
       } else {
-        start<S::kKeys>(p, tile, !range.is_whole(tile));
+        first_tile<S::kKeys>(p, tile, !range.is_whole(tile));
       }
       --tile;
+      // Masked tiles after the whole ones, the whole ones, and masked tiles before them. The loop over `pass` keeps one
+      // copy of the code of masked tiles.
 #pragma unroll 1
-      for (int part = 0; part < 2; ++part) {
-        const int32_t last = part == 0 ? max(range.whole_end, range.first) : range.first;
+      for (int pass = 0; pass < 2; ++pass) {
+        const int32_t last = pass == 0 ? max(range.whole_end, range.first) : range.first;
 #pragma unroll 1
         for (; tile >= last; --tile) step<true>(p, tile);
 #pragma unroll 1
-        for (; tile >= max(range.whole_first, range.first) && part == 0; --tile) step<false>(p, tile);
+        for (; tile >= max(range.whole_first, range.first) && pass == 0; --tile) step<false>(p, tile);
       }
       release(shared.query_ring(), query_use);
       profiler.switch_to(Event::kWaitValues);
@@ -99,38 +100,38 @@ struct ConsumerWarpgroup {
     ++use;
   }
 
-  // s = q k^T for the first 2 kN keys of a tile: the next one, or the one `ahead` tiles after it.
+  // S = Q K^T for the first 2 kN keys of the tile of use `use` + `ahead`.
   template <int kN>
   __device__ __forceinline__ void multiply_keys(float (&s)[kN], int ahead) const {
-    const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * S::kWidth);
+    const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * S::kChunkRowBytes);
     const uint64_t b = S::Keys::k_contiguous(shared.keys(use + ahead));
     ptx::warpgroup_fence();
 #pragma unroll
-    for (int i = 0; i < S::kDQ * S::kElement / 32; ++i)
+    for (int i = 0; i < S::kDQ * S::kElementBytes / 32; ++i)
       ptx::Wgmma<2 * kN>::template ss<kType, false>(s, a + S::Queries::k_contiguous_step(i),
                                                     b + S::Keys::k_contiguous_step(i), i > 0);
     ptx::warpgroup_commit();
   }
 
-  // o += p v
-  __device__ __forceinline__ void multiply_values(const uint32_t (&p)[S::kWeightRegisters]) {
+  // O += P V
+  __device__ __forceinline__ void multiply_values(const uint32_t (&p)[S::kPRegisters]) {
     using V = typename S::Transposed;
     const uint64_t b = S::kFp8 ? V::k_contiguous(shared.values(use)) : S::Keys::n_contiguous(shared.values(use));
     ptx::warpgroup_fence();
 #pragma unroll
-    for (int i = 0; i < S::kWeightRegisters / 4; ++i)
-      ptx::Wgmma<S::kDV>::template rs<kWeightType, !S::kFp8>(
+    for (int i = 0; i < S::kPRegisters / 4; ++i)
+      ptx::Wgmma<S::kDV>::template rs<kPType, !S::kFp8>(
           o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
           b + (S::kFp8 ? V::k_contiguous_step(i) : S::Keys::n_contiguous_step(i)), true);
     ptx::warpgroup_commit();
   }
 
-  // Packs P. The tile's keys after the last key of s get 0.
+  // Packs P. It is 0 for the keys of the tile that s does not have.
   template <int kN>
-  __device__ __forceinline__ static void pack_weights(uint32_t (&p)[S::kWeightRegisters], const float (&s)[kN]) {
+  __device__ __forceinline__ static void pack_p(uint32_t (&p)[S::kPRegisters], const float (&s)[kN]) {
 #pragma unroll
-    for (int i = 0; i < S::kWeightRegisters; ++i) {
-      if (i >= kN * S::kElement / 4) {
+    for (int i = 0; i < S::kPRegisters; ++i) {
+      if (i >= kN * S::kElementBytes / 4) {
         p[i] = 0;
       } else if constexpr (S::kFp8) {
         // Four keys of a row, in the order of transposed values.
@@ -142,13 +143,13 @@ struct ConsumerWarpgroup {
     }
   }
 
-  template <bool kBorder, int kN>
+  template <bool kMasked, int kN>
   __device__ __forceinline__ void prepare(float (&s)[kN], int32_t tile) const {
-    prepare_logits<kBorder, Variant, FirstKeys<S, 2 * kN>>(s, params, variant, work, work.first_key + tile * S::kKeys,
+    prepare_logits<kMasked, Variant, FirstKeys<S, 2 * kN>>(s, params, variant, work, work.first_key + tile * S::kKeys,
                                                            softmax.logits);
   }
 
-  // Replaces logits by P. Returns true if O must be rescaled.
+  // Replaces S by P. Returns true if O must be rescaled.
   template <int kN>
   __device__ __forceinline__ bool exponentiate(float (&s)[kN]) {
     if constexpr (!Variant::use_softmax) return false;
@@ -157,9 +158,9 @@ struct ConsumerWarpgroup {
     return raised;
   }
 
-  // Computes P of the first tile, of which rows see at most the first kKeys keys. The keys have arrived.
+  // Computes P of the first tile from its first kKeys keys, which have arrived. Rows see no later key.
   template <int kKeys>
-  __device__ __forceinline__ void start(uint32_t (&p)[S::kWeightRegisters], int32_t tile, bool border) {
+  __device__ __forceinline__ void first_tile(uint32_t (&p)[S::kPRegisters], int32_t tile, bool masked) {
     float s[kKeys / 2];
     profiler.switch_to(Event::kGemmQk);
     multiply_keys(s, 0);
@@ -167,15 +168,15 @@ struct ConsumerWarpgroup {
     ptx::warpgroup_hold(s);
     release(shared.key_ring(), use);
     profiler.switch_to(Event::kSoftmax);
-    // Variants have one copy of this code, because it is long.
-    if (border || Variant::transforms_logits || Variant::masks_logits) prepare<true>(s, tile);
+    // With a variant the code is long, so both cases share one copy.
+    if (masked || Variant::transforms_logits || Variant::masks_logits) prepare<true>(s, tile);
     exponentiate(s);
-    pack_weights(p, s);
+    pack_p(p, s);
   }
 
-  // Overlaps S of `tile` with P V of the tile before, whose P is in p. Waits for all of its products.
-  template <bool kBorder>
-  __device__ __forceinline__ void step(uint32_t (&p)[S::kWeightRegisters], int32_t tile) {
+  // Overlaps S of `tile` with P V of the previous tile, whose P is in p. No wgmma is in flight afterwards.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(uint32_t (&p)[S::kPRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
     float s[S::kKeys / 2];
     profiler.switch_to(Event::kWaitKeys);
@@ -189,7 +190,7 @@ struct ConsumerWarpgroup {
     ptx::warpgroup_hold(s);
     release(key_ring, use + 1);
     profiler.switch_to(Event::kSoftmax);
-    prepare<kBorder>(s, tile);
+    prepare<kMasked>(s, tile);
     const bool raised = exponentiate(s);
     profiler.switch_to(Event::kGemmPv);
     ptx::warpgroup_wait<0>();
@@ -197,7 +198,7 @@ struct ConsumerWarpgroup {
     ptx::warpgroup_hold(p);
     release(value_ring, use);
     if (raised) softmax.rescale(o);
-    pack_weights(p, s);
+    pack_p(p, s);
     ++use;
   }
 };

@@ -22,10 +22,10 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   // 4, 6, 9, 11, 13, 15 and another from the remaining rows: eight rows in different banks.
   const uint32_t first = lane < 16 ? 0x6420 : 0x7531, second = lane < 16 ? 0x7531 : 0x6420;
   const int matrix = lane / 8, row = lane % 8, odd = (row < 4) == (matrix % 2 != 0);
-  constexpr int kUnits = S::Transposed::kWidth / 16, kSteps = S::kKeys / 32;
+  constexpr int kUnits = S::Transposed::kChunkRowBytes / 16, kSteps = S::kKeys / 32;
   constexpr int kBatch = kSteps % 4 == 0 ? 4 : kSteps % 3 == 0 ? 3 : kSteps % 5 == 0 ? 5 : 2;
   static_assert(kSteps % kBatch == 0, "steps of 32 keys");
-  constexpr int kUnitStride = 16 * S::Transposed::kWidth;
+  constexpr int kUnitStride = 16 * S::Transposed::kChunkRowBytes;
   uint32_t row_to = to + S::Transposed::unit(2 * row + odd, matrix / 2);
   constexpr int kUnitsAtOnce = kBatch == 2 ? 2 : 1;  // units of 16 elements at a time
 #pragma unroll 1
@@ -37,7 +37,8 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
       for (int across = 0; across < kUnitsAtOnce; ++across) {
         const uint32_t row_from = from + S::Keys::unit(lane, unit + across);
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) ptx::ldmatrix_x4_trans(r[across][i], row_from + (start + i) * 32 * S::kWidth);
+        for (int i = 0; i < kBatch; ++i)
+          ptx::ldmatrix_x4_trans(r[across][i], row_from + (start + i) * 32 * S::kChunkRowBytes);
       }
 #pragma unroll
       for (int across = 0; across < kUnitsAtOnce; ++across) {
@@ -61,30 +62,31 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
 // Clears rows [first, kKeys) of a tile.
 template <typename S>
 __device__ __forceinline__ void clear_rows(uint8_t* values, int32_t first) {
-  constexpr int kUnits = S::kWidth / 16;
+  constexpr int kUnits = S::kChunkRowBytes / 16;
   for (int i = static_cast<int>(threadIdx.x) % 32; i < (S::kKeys - first) * kUnits; i += 32) {
 #pragma unroll
     for (int chunk = 0; chunk < S::kChunksV; ++chunk)
-      *reinterpret_cast<uint4*>(values + chunk * S::Keys::kChunkBytes + first * S::kWidth + i * 16) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(values + chunk * S::Keys::kChunkBytes + first * S::kChunkRowBytes + i * 16) =
+          uint4{0, 0, 0, 0};
   }
 }
 
 // The transposing warp: the values of all items.
 template <typename S>
 __device__ __forceinline__ void transpose_all(const AttentionParams& params, const Shared<S>& shared) {
-  const typename S::WorkRing works = shared.work_ring();
+  const typename S::WorkRing work_ring = shared.work_ring();
   const typename S::RawRing raw = shared.raw_ring();
   const typename S::KeyRing values = shared.value_ring();
   const bool first_lane = threadIdx.x % 32 == 0;
   int value_use = 0;
 #pragma unroll 1
   for (int use = 0;; ++use) {
-    works.wait_full(use);
+    work_ring.wait_full(use);
     const Work& work = shared.work(use);
     const int32_t tiles = work.tiles, valid_rows = work.kv_len - work.first_key - (tiles - 1) * S::kKeys;
     const bool clears = tiles > 0 && must_clear<S>(params, work);
     __syncwarp();
-    if (first_lane) works.release(use);
+    if (first_lane) work_ring.release(use);
     if (tiles < 0) return;
 #pragma unroll 1
     for (int32_t tile = tiles - 1; tile >= 0; --tile, ++value_use) {

@@ -1,5 +1,4 @@
-// The schedule of a persistent CTA: the scheduler warp writes work items ahead of their use into the ring of
-// work.
+// Scheduler of a persistent CTA: one warp writes work items into a ring, ahead of their use.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +18,14 @@ FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   const int32_t last_row = min(work.row_start + params.tile_rows, work.qo_len * group) - 1;
   work.kv_start = max(work.kv_start, mask.begin(static_cast<int32_t>(params.group.div(work.row_start))));
   work.kv_end = min(work.kv_end, mask.end(static_cast<int32_t>(params.group.div(last_row))));
-  // Copies from pages start at multiples of kPageKeys. A page of keys that no row sees may not exist.
+  // Copies from pages start at multiples of kPageKeys. Pages before them may not exist: no row sees their keys.
   work.first_key = is_gathered(params.kv) ? work.kv_start : work.kv_start / kPageKeys * kPageKeys;
   work.tiles = work.kv_end > work.kv_start ? (work.kv_end - work.first_key + S::kKeys - 1) / S::kKeys : 0;
 }
 
-// The order in which CTAs take numbers of a list. The list has `sections` equal sections, each with longer items
-// first. A section is taken in rounds of one number per CTA. Every second round runs backwards, and a section
-// starts at the CTA after the last one of the section before:
+// Assigns the numbers of a list to CTAs. The list has `sections` equal sections, each with its longest items first.
+// A round assigns one number to each CTA, and every second round runs backwards. A section starts at the CTA after
+// the last one of the previous section:
 //   5 CTAs, sections of 9 numbers:    CTA 0   1   2   3   4
 //     section 0, round 0, forwards       0   1   2   3   4
 //                round 1, backwards      8   7   6   5   -
@@ -61,32 +60,32 @@ struct SnakeSchedule {
   }
 };
 
-// Returns item and head number `number`. All items of `heads_together` heads come first, and the heads of an
-// item are adjacent. The items of the other heads follow.
-__device__ __forceinline__ WorkItem item_of(const AttentionParams& params, int heads_together, int32_t items,
+// Returns the item and the head of a number. A section has all items of `heads_per_section` heads, and the heads of
+// an item are adjacent.
+__device__ __forceinline__ WorkItem item_of(const AttentionParams& params, int heads_per_section, int32_t items,
                                             int32_t number, int32_t& head) {
-  const int32_t of_section = items * heads_together, section = number / of_section, rest = number % of_section;
-  const int32_t index = rest / heads_together;
-  head = section * heads_together + rest % heads_together;
+  const int32_t section_size = items * heads_per_section, section = number / section_size, rest = number % section_size;
+  const int32_t index = rest / heads_per_section;
+  head = section * heads_per_section + rest % heads_per_section;
   // Without a plan the last tile comes first: with a causal mask it sees the most keys.
   return params.item(params.items ? index : items - 1 - index);
 }
 
 // The scheduler: writes all work items of the CTA into the ring, then an end mark. Runs in one lane.
 template <typename S>
-__device__ __forceinline__ void schedule_tiles(const AttentionParams& params, int heads_together,
+__device__ __forceinline__ void schedule_tiles(const AttentionParams& params, int heads_per_section,
                                                const Shared<S>& shared) {
   const typename S::WorkRing ring = shared.work_ring();
   const int32_t items = params.num_items();
-  SnakeSchedule schedule(items * heads_together, params.num_kv_heads / heads_together, static_cast<int32_t>(blockIdx.x),
-                         static_cast<int32_t>(gridDim.x));
+  SnakeSchedule schedule(items * heads_per_section, params.num_kv_heads / heads_per_section,
+                         static_cast<int32_t>(blockIdx.x), static_cast<int32_t>(gridDim.x));
   int32_t number;
   for (int use = 0;; ++use) {
     Work work{};
     work.tiles = -1;
     if (schedule.next(number)) {
-      static_cast<WorkItem&>(work) = item_of(params, heads_together, items, number, work.head);
-      work.first_row = params.kv.indptr ? params.kv.indptr[work.batch] : 0;
+      static_cast<WorkItem&>(work) = item_of(params, heads_per_section, items, number, work.head);
+      work.kv_begin = params.kv.indptr ? params.kv.indptr[work.batch] : 0;
       find_keys<S>(params, work);
     }
     ring.wait_empty(use);

@@ -68,18 +68,18 @@ __device__ __forceinline__ void write_key_gradients(const PrefillBackwardParams&
 template <typename S>
 __device__ __forceinline__ void compute_gradients(const PrefillBackwardParams& p, const BackwardShared<S>& shared,
                                                   int group) {
-  const typename S::WorkRing works = shared.work_ring();
+  const typename S::WorkRing work_ring = shared.work_ring();
   BackwardUses uses;
 #pragma unroll 1
   for (;; ++uses.work) {
-    works.wait_full(uses.work);
+    work_ring.wait_full(uses.work);
     const BackwardWork& work = shared.work(uses.work);
     if (work.steps < 0) return;
     BackwardTile<S> tile{p, shared, work, group, uses};
     tile.run();
     write_key_gradients<S>(p, tile);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) works.release(uses.work);
+    if (threadIdx.x % 32 == 0) work_ring.release(uses.work);
   }
 }
 

@@ -24,18 +24,18 @@ struct BackwardLoad {
 
   __device__ __forceinline__ void run() const {
     const int64_t items = backward_items(params, memory);
-    const typename S::WorkRing works = shared.work_ring();
+    const typename S::WorkRing work_ring = shared.work_ring();
     for (int use = 0, key_use = 0, query_use = 0;; ++use) {
       const uint32_t work_index = atomicAdd(memory.next_work, 1);
-      works.wait_empty(use);
+      work_ring.wait_empty(use);
       BackwardWork& work = shared.work(use);
       if (work_index >= items) {
         work.steps = -1;
-        works.arrive_full(use);
+        work_ring.arrive_full(use);
         return;
       }
       work = find_backward_work<S>(params, table, work_index);
-      works.arrive_full(use);
+      work_ring.arrive_full(use);
       if (work.steps == 0) continue;
       QueryTileCursor cursor(work);
       for (int32_t step = 0; step < work.steps; ++step, ++query_use, cursor.advance()) {
@@ -79,10 +79,10 @@ struct BackwardLoad {
 // one thread.
 template <typename S>
 __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const BackwardShared<S>& shared) {
-  const typename S::WorkRing works = shared.work_ring();
+  const typename S::WorkRing work_ring = shared.work_ring();
   const typename S::SumRing sums = shared.sum_ring();
   for (int use = 0, sum_use = 0;; ++use) {
-    works.wait_full(use);
+    work_ring.wait_full(use);
     const BackwardWork& work = shared.work(use);
     if (work.steps < 0) return;
     const auto order = static_cast<uint32_t>(work.tile);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const Bac
       ptx::fence_proxy_async_global();
       ptx::store_release(memory.added + tile_index, order + 1);
     }
-    works.release(use);
+    work_ring.release(use);
   }
 }
 
