@@ -1,5 +1,5 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): all heads read one cache. Its rows are keys,
-// and their first part is the value.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). All heads read one cache. A row of the cache is a key,
+// and its first 512 columns are also the value.
 //
 // A row of the cache is a latent (ckv) and a rotary key (kpe), in two tensors:
 //   S = sm_scale * (q_nope . ckv + q_pe . kpe),   P = softmax(S),   O = P ckv
@@ -25,9 +25,9 @@ struct MlaParams : AttentionParams {
   const void* q_pe;  // [tokens, heads, 64], last dimension contiguous
   int64_t q_pe_row, q_pe_head;
   float sm_scale_log2;
-  float pe_factor{1.0f};       // of q_pe . kpe: the scale of rotary keys by that of latents. Caches of 8 bits only
-  const float* maybe_sinks{};  // [heads], a logit in natural units that joins each row's softmax, or null
-  // Factors of latents of 8 bits, [pages, page_size, kMlaScales], last dimension contiguous, or null.
+  float pe_factor{1.0f};       // factor of q_pe . kpe in 8-bit caches: scale of rotary keys / scale of latents
+  const float* maybe_sinks{};  // [heads], a logit in base e that is added to the softmax of each row, or null
+  // Scales of 8-bit latents, [pages, page_size, kMlaScales], last dimension contiguous, or null.
   const float* ckv_scales{};
   int64_t ckv_scales_page{}, ckv_scales_row{};
 
@@ -44,9 +44,8 @@ struct MlaVariant : AttentionVariantBase {
   FLASHINFER_HD MlaVariant(const Params& params, uint32_t, uint8_t*) : sm_scale_log2(params.sm_scale_log2) {}
 };
 
-// The two functions of each part of a module: one element type, and one of the cache. Work limits are the
-// same for all parts. `rows`: the mean of heads times queries of a request. kProfiler: the kernels write
-// events.
+// Functions of a part of a module, which has one type of queries and one of the cache. All parts have the same work
+// limits. `rows`: mean over requests of heads times queries. kProfiler: the kernels write events.
 template <int kPart>
 WorkLimits mla_limits(int64_t rows, int32_t tile_rows, int device);
 template <int kPart, bool kProfiler>

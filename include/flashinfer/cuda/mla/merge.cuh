@@ -1,8 +1,8 @@
 // Merge of the partial states of rows whose keys were split:
 //   m = max_i m_i,   l = sum_i 2^(m_i - m) l_i,   O = (1 / l) sum_i 2^(m_i - m) O_i
-// If rows are few, each may have as many partial states as the GPU has multiprocessors. A CTA then takes a
-// quarter of a row's columns, and its warps share the partial states. If rows are many, each has few partial
-// states, and a warp takes half of a row.
+// Few rows may have as many partial states each as the GPU has SMs: a CTA then merges a quarter of the columns of a
+// row, and its warps divide the partial states. Many rows have few partial states each: a warp then merges half of a
+// row.
 #pragma once
 
 #include <algorithm>
@@ -25,18 +25,18 @@ struct MlaMergeMemory {
   float2 ml[kMlaMergeWarps];
 };
 
-// Writes four columns of a row, and its lse with the first ones.
+// Writes four columns of a row. The lanes of column 0 also write lse.
 template <typename T>
 __device__ __forceinline__ void mla_write_merged(const MlaParams& params, const MergeRow& row, int column,
-                                                 PartialState<true> all) {
-  const float rescale = add_sink<MlaVariant>(params, row.qo_head, all.m, all.l);
-  const float share = all.l == 0 ? 0.0f : params.o_scale * rescale / all.l;
-  const float values[4] = {all.o.x * share, all.o.y * share, all.o.z * share, all.o.w * share};
+                                                 PartialState<true> state) {
+  const float rescale = add_sink<MlaVariant>(params, row.qo_head, state.m, state.l);
+  const float factor = state.l == 0 ? 0.0f : params.o_scale * rescale / state.l;
+  const float values[4] = {state.o.x * factor, state.o.y * factor, state.o.z * factor, state.o.w * factor};
   store_vec(static_cast<T*>(params.o) + row.token * params.o_row + row.qo_head * params.o_head + column,
             Vec<T, 4>::from_floats(values));
   if (params.lse && column == 0)
     params.lse[int64_t{row.token} * params.num_qo_heads + row.qo_head] =
-        all.l == 0 ? -math::inf : all.m + math::ptx_log2(all.l);
+        state.l == 0 ? -math::inf : state.m + math::ptx_log2(state.l);
 }
 
 template <typename T>
@@ -44,23 +44,23 @@ __device__ __forceinline__ void mla_merge_row(const MlaParams& params, const Mer
                                               MlaMergeMemory& memory) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int column = quarter * kMlaMergeColumns + lane * 4;
-  PartialState<true> all;
-  add_states<kMlaCkv, 8>(params, row, warp, kMlaMergeWarps, column / 4, all);
-  memory.o[warp][lane] = all.o;
-  if (lane == 0) memory.ml[warp] = {all.m, all.l};
+  PartialState<true> state;
+  add_states<kMlaCkv, 8>(params, row, warp, kMlaMergeWarps, column / 4, state);
+  memory.o[warp][lane] = state.o;
+  if (lane == 0) memory.ml[warp] = {state.m, state.l};
   __syncthreads();
   if (warp != 0) return;
 #pragma unroll
-  for (int i = 1; i < kMlaMergeWarps; ++i) all.add(memory.o[i][lane], memory.ml[i].x, memory.ml[i].y);
-  mla_write_merged<T>(params, row, column, all);
+  for (int i = 1; i < kMlaMergeWarps; ++i) state.add(memory.o[i][lane], memory.ml[i].x, memory.ml[i].y);
+  mla_write_merged<T>(params, row, column, state);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     mla_merge_kernel(const __grid_constant__ MlaParams params) {
   __shared__ MlaMergeMemory memory;
-  // The kernel before wrote the partial states. The plan is older: that kernel starts this one only after its
-  // own wait for the plan.
+  // The plan may be read before wait_for_inputs(): the attention kernel launches this one after its own wait for the
+  // plan. The partial states may not, because the attention kernel writes them.
   uint32_t number = blockIdx.x;
   MergeItem item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
   const auto rows = static_cast<uint32_t>(params.num_merges()) * params.slot_rows;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     number += gridDim.x;
     if (number >= rows * kMlaQuarters) break;
     item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
-    __syncthreads();  // shared memory is overwritten next
+    __syncthreads();  // the next row overwrites smem
   }
 }
 
@@ -82,7 +82,7 @@ template <typename T>
 __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const MergeRow& row, int half) {
   constexpr int kAtOnce = 4, kGroups = 2;
   const int column = half * (kMlaCkv / 2) + static_cast<int>(threadIdx.x) % 32 * 4;
-  PartialState<true> all[kGroups];
+  PartialState<true> states[kGroups];
   for (int start = 0; start < row.splits; start += kAtOnce) {
     float4 states_o[kAtOnce][kGroups];
     float2 states_ml[kAtOnce];  // m and l
@@ -99,11 +99,12 @@ __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const Me
     for (int i = 0; i < kAtOnce; ++i) {
       if (start + i >= row.splits) continue;
 #pragma unroll
-      for (int group = 0; group < kGroups; ++group) all[group].add(states_o[i][group], states_ml[i].x, states_ml[i].y);
+      for (int group = 0; group < kGroups; ++group)
+        states[group].add(states_o[i][group], states_ml[i].x, states_ml[i].y);
     }
   }
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group) mla_write_merged<T>(params, row, column + group * 128, all[group]);
+  for (int group = 0; group < kGroups; ++group) mla_write_merged<T>(params, row, column + group * 128, states[group]);
 }
 
 template <typename T>
@@ -111,7 +112,8 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     mla_merge_halves_kernel(const __grid_constant__ MlaParams params) {
   uint32_t number = blockIdx.x * kMlaMergeWarps + threadIdx.x / 32;
   const auto most = static_cast<uint32_t>(params.max_merges) * params.slot_rows * 2;
-  MergeItem item = params.merge(MergeRow::merge_of(params, number < most ? number / 2 : 0));  // as above
+  MergeItem item = params.merge(
+      MergeRow::merge_of(params, number < most ? number / 2 : 0));  // before the wait, as in mla_merge_kernel
   const auto halves = static_cast<uint32_t>(params.num_merges()) * params.slot_rows * 2;
   wait_for_inputs();
   launch_dependents();

@@ -1,5 +1,5 @@
-// The rows of a tile of multi-head latent attention: heads of query tokens, packed. Their visible keys, and
-// the destination of their results.
+// Rows of a tile of multi-head latent attention. A row is one head of one query token. They know their queries, their
+// visible keys and the addresses of their results.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct MlaRows {
   __device__ __forceinline__ MlaRows(const MlaParams& p, const WorkItem& i)
       : params(p), item(i), count(min(p.tile_rows, i.qo_len * static_cast<int32_t>(p.group.divisor) - i.row_start)) {}
 
-  // Finds a row's query of the request, and its head.
+  // Finds the query token and the head of a row.
   __device__ __forceinline__ void locate(int row, int32_t& query, int32_t& head) const {
     uint32_t quotient, rest;
     params.group.divmod(static_cast<uint32_t>(item.row_start + row), quotient, rest);
     query = static_cast<int32_t>(quotient), head = static_cast<int32_t>(rest);
   }
 
-  // Returns the end of the item's keys that the row sees.
+  // Returns the end of the keys of the item that the row sees.
   __device__ __forceinline__ int32_t end(int row) const {
     if (params.mask_mode != MaskMode::kCausal) return item.kv_end;
     const auto query = static_cast<int32_t>(params.group.div(static_cast<uint32_t>(item.row_start + row)));
@@ -56,8 +56,10 @@ struct MlaRows {
     return params.partial_o + (int64_t{item.slot} * params.slot_rows + row) * kMlaCkv;
   }
 
-  // Returns m in base 2: the product of the maximum logit and the scale that P was computed with.
-  __device__ __forceinline__ float base(float top, float l) const { return l == 0 ? 0.0f : top * params.sm_scale_log2; }
+  // Returns m in base 2: the row maximum of S times the scale of softmax.
+  __device__ __forceinline__ float base(float row_max, float l) const {
+    return l == 0 ? 0.0f : row_max * params.sm_scale_log2;
+  }
 
   // Adds the row's sink to m in base 2 and to l, if the item is final. Returns the factor that rescales O.
   __device__ __forceinline__ float add_sink(int row, float& base, float& l) const {

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_consta
   profiler.finish();
 }
 
-// The tile of 64 rows, for GPUs whose shared memory holds it. GPUs with more memory use twice as many keys.
+// Tiles by the smem of a GPU: 64 rows and 64 keys if they fit, otherwise 64 rows and 32 keys, otherwise 32 rows.
 template <typename KV, bool kScaled = false>
 using MlaWide = MlaShape<64, 64, 2, KV, kScaled>;
 template <typename KV, bool kScaled = false>
@@ -61,7 +61,7 @@ void launch_mla(const P& params, const Launch& where) {
   launch_mla_merges<T>(params, where);
 }
 
-// kScaled: latents of 8 bits have factors, params.ckv_scales.
+// kScaled: 8-bit latents have scales, params.ckv_scales.
 template <typename T, typename KV, bool kScaled = false, typename P>
 void mla(const P& params, const Launch& where) {
   if (params.tile_rows != 64) {

@@ -1,9 +1,8 @@
 // The mainloop of the portable kernel of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). For
 // each tile of keys:
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
-// A row of the cache is in shared memory once, as key and as value. 8-bit rows are copied without change and
-// widened there. Their factors, if they have any, multiply them then, in float. The warps of S share the keys, the
-// warps of O share the columns.
+// A row of the cache is in smem once, as key and as value. 8-bit rows are copied unchanged, then widened to 16 bits and
+// multiplied by their scales in float. For S, warps divide rows and keys. For O, they divide rows and columns.
 #pragma once
 
 #include <cstdint>
@@ -37,10 +36,10 @@ struct MlaTile {
   __device__ __forceinline__ uint32_t stage(int tile) const {
     return smem + S::kQueryBytes + tile % S::kStages * S::kStageBytes;
   }
-  // Returns the address of a tile's keys for the products.
+  // Returns the address of a tile's 16-bit keys.
   __device__ __forceinline__ uint32_t keys(int tile) const { return S::kWidens ? smem + S::kWidenedAt : stage(tile); }
 
-  // Returns the address of the factors of a tile's row.
+  // Returns the address of the scales of a row of a tile.
   __device__ __forceinline__ uint32_t scales(int tile, int row) const {
     return smem + S::kScalesAt + tile % S::kStages * S::kStageScaleBytes + row * kMlaScales * 4;
   }
@@ -49,10 +48,10 @@ struct MlaTile {
   __device__ __forceinline__ static int first_row(int warp) { return warp * S::kColumns / kMlaCkv * 32; }
   __device__ __forceinline__ static int first_column(int warp) { return warp * S::kColumns % kMlaCkv; }
 
-  // The part of S that a warp converts to P: its half of the keys, and the first of its 16 rows.
-  __device__ __forceinline__ int logit_half() const { return warp / (S::kRows / S::kSharedRows) % 2; }
+  // A warp converts 16 rows and half of the keys of S to P: the index of its half, and its first row.
+  __device__ __forceinline__ int logit_half() const { return warp / (S::kRows / S::kPairRows) % 2; }
   __device__ __forceinline__ int logit_row() const {
-    return warp % (S::kRows / S::kSharedRows) * S::kSharedRows + (S::kShares ? warp / 4 * 16 : 0);
+    return warp % (S::kRows / S::kPairRows) * S::kPairRows + (S::kSplitsHeadDim ? warp / 4 * 16 : 0);
   }
 
   __device__ __forceinline__ void load_queries() const {
@@ -61,19 +60,19 @@ struct MlaTile {
     at.template copy<S, true>(smem, rows.nope<T>(row), rows.pe<T>(row), at.row < rows.count);
   }
 
-  // Returns the page of the row of a tile that this thread copies. Looked up before it is needed.
+  // Returns the page of the row of a tile that this thread copies. The caller looks it up one tile ahead.
   __device__ __forceinline__ int32_t page_of(int tile) const {
     const int32_t key = item.kv_start + tile * S::kKeys + key_lane.row;
     return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
   }
 
-  // Returns true if this thread's row of a tile overlaps the exchange buffer, and is copied after its use.
-  __device__ __forceinline__ bool is_late() const { return key_lane.row >= S::kKeys - S::kLateRows; }
-  __device__ __forceinline__ uint32_t exchange(int tile, int to_warp) const {
+  // Returns true if this thread's row of the next tile overlaps the exchange buffer. It is copied after the exchange.
+  __device__ __forceinline__ bool copies_late() const { return key_lane.row >= S::kKeys - S::kLateRows; }
+  __device__ __forceinline__ uint32_t exchange_address(int tile, int to_warp) const {
     return stage(tile + 1) + (S::kKeys - S::kLateRows) * S::kCopiedBytes + to_warp * S::kExchangeBytes + lane * 16;
   }
 
-  // Copies keys, with zeros after the item's end.
+  // Copies a tile of keys, with zeros after the end of the item.
   __device__ __forceinline__ void load_keys(int tile, int32_t& page) const {
     using KV = typename S::KV;
     const KvCache& kv = params.kv;
@@ -94,10 +93,10 @@ struct MlaTile {
     ptx::cp_async_commit();
   }
 
-  // Widens keys: a thread converts sixteen numbers of a row to two units of T.
+  // Widens 8-bit keys. A thread converts 16 numbers of a row to two 16-byte units of T.
   __device__ __forceinline__ void widen_keys(int tile) const {
     int thread = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(thread));  // recomputes dependent values per tile: registers are few
+    asm volatile("" : "+r"(thread));  // the compiler recomputes addresses per tile, because registers are few
     for (int i = thread; i < S::kKeys * S::kCopiedUnits; i += S::kThreads) {
       const uint4 from = ptx::load_shared_16(stage(tile) + i * 16);
       const uint32_t words[4] = {from.x, from.y, from.z, from.w};
@@ -120,42 +119,43 @@ struct MlaTile {
     }
   }
 
-  // A thread's logits of 16 rows and half of the keys.
+  // Elements of S that a thread has: 16 rows and half of the keys of a warp.
   using Logits = float[S::kHalf / 8][4];
 
-  __device__ __forceinline__ void score(int tile, Logits& s) const {
-    const int part = S::kShares ? warp / 4 : 0;
-    Accumulator<S::kSharedRows, S::kHalf> sums;
+  __device__ __forceinline__ void multiply_keys(int tile, Logits& s) const {
+    const int part = S::kSplitsHeadDim ? warp / 4 : 0;
+    Accumulator<S::kPairRows, S::kHalf> sums;
     sums.clear();
-    SmemOperandA<S::kBytes> q(smem, warp % (S::kRows / S::kSharedRows) * S::kSharedRows);
+    SmemOperandA<S::kBytes> q(smem, warp % (S::kRows / S::kPairRows) * S::kPairRows);
     SmemOperandB<S::kBytes> k(keys(tile), logit_half() * S::kHalf);
-    // Two sharing warps take 32 elements each of every 64.
+    // With kSplitsHeadDim, each of two warps takes 32 elements of every 64.
     q.at = Swizzle<S::kBytes>::chunk(q.at, 4 * part), k.at = Swizzle<S::kBytes>::chunk(k.at, 4 * part);
 #pragma unroll
     for (int i = 0; i < S::kBytes / 32; ++i) {
-      // Rotary keys of 8 bits come first: their sums are multiplied once by the ratio of the scales.
+      // 8-bit rotary keys have another scale than latents. They come first, and their sums are then multiplied once by
+      // the ratio of both scales.
       const int step = S::kWidens ? (i + kMlaCkv / 16) % (S::kBytes / 32) : i;
       if constexpr (S::kWidens) {
         if (i == kMlaKpe / 16) {
 #pragma unroll
-          for (int m = 0; m < S::kSharedRows / 16; ++m)
+          for (int m = 0; m < S::kPairRows / 16; ++m)
 #pragma unroll
             for (int n = 0; n < S::kHalf / 8; ++n)
 #pragma unroll
               for (int e = 0; e < 4; ++e) sums[m][n][e] *= params.pe_factor;
         }
       }
-      if (S::kShares && step % 4 >= 2) continue;
-      uint32_t a[S::kSharedRows / 16][4], b[2][2];
+      if (S::kSplitsHeadDim && step % 4 >= 2) continue;
+      uint32_t a[S::kPairRows / 16][4], b[2][2];
 #pragma unroll
-      for (int m = 0; m < S::kSharedRows / 16; ++m) q.load(a[m], m, step);
+      for (int m = 0; m < S::kPairRows / 16; ++m) q.load(a[m], m, step);
 #pragma unroll
       for (int pair = 0; pair < S::kHalf / 16; ++pair) {
         k.load(b, pair, step);
         sums.template add<T>(a, b, pair);
       }
     }
-    if constexpr (S::kShares) {
+    if constexpr (S::kSplitsHeadDim) {
 #pragma unroll
       for (int n = 0; n < S::kHalf / 8; ++n) {
         uint32_t words[4];
@@ -164,12 +164,12 @@ struct MlaTile {
           words[e] = __float_as_uint(part == 0 ? sums[1][n][e] : sums[0][n][e]);
           s[n][e] = part == 0 ? sums[0][n][e] : sums[1][n][e];
         }
-        ptx::store_shared_16(exchange(tile, warp ^ 4) + n * 512, {words[0], words[1], words[2], words[3]});
+        ptx::store_shared_16(exchange_address(tile, warp ^ 4) + n * 512, {words[0], words[1], words[2], words[3]});
       }
       ptx::named_barrier<64>(1 + warp % 4);
 #pragma unroll
       for (int n = 0; n < S::kHalf / 8; ++n) {
-        const uint4 other = ptx::load_shared_16(exchange(tile, warp) + n * 512);
+        const uint4 other = ptx::load_shared_16(exchange_address(tile, warp) + n * 512);
         const uint32_t words[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[n][e] += __uint_as_float(words[e]);
@@ -183,8 +183,8 @@ struct MlaTile {
     }
   }
 
-  // Hides keys that rows do not see.
-  __device__ __forceinline__ void hide(int tile, Logits& s) const {
+  // Masks keys that rows do not see.
+  __device__ __forceinline__ void mask_keys(int tile, Logits& s) const {
     const int32_t key = item.kv_start + tile * S::kKeys + logit_half() * S::kHalf + lane % 4 * 2;
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
@@ -198,51 +198,51 @@ struct MlaTile {
     }
   }
 
-  // Writes P of 16 rows and half of the keys to shared memory, relative to row maxima `m`. m is updated
-  // lazily: only if an element of P would pass 2^8. O and l are then rescaled.
+  // Computes P of 16 rows and half of the keys, and stores it to smem. m is updated lazily, only if an element of P
+  // would exceed 2^8. O and l are then rescaled.
   __device__ __forceinline__ void exponentiate(int tile, float (&m)[2], float (&l)[2], int32_t& page) const {
     const int half = logit_half(), row0 = logit_row();
-    // Two sharing warps have rows either both or neither.
-    const bool works = warp < S::kLogitWarps && row0 / S::kSharedRows * S::kSharedRows < rows.count;
+    // Uniform over two warps that exchange sums: both compute S, or neither.
+    const bool computes_s = warp < S::kSWarps && row0 / S::kPairRows * S::kPairRows < rows.count;
     Logits s;
     profiler.switch_to(Event::kGemmQk);
-    if (works) {
-      score(tile, s);
-      if (item.kv_start + (tile + 1) * S::kKeys > rows.end(0)) hide(tile, s);
-      float top[2] = {-math::inf, -math::inf};
+    if (computes_s) {
+      multiply_keys(tile, s);
+      if (item.kv_start + (tile + 1) * S::kKeys > rows.end(0)) mask_keys(tile, s);
+      float tile_max[2] = {-math::inf, -math::inf};
 #pragma unroll
       for (int n = 0; n < S::kHalf / 8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+        for (int e = 0; e < 4; ++e) tile_max[e / 2] = fmaxf(tile_max[e / 2], s[n][e]);
       }
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        top[x] = quad_max(top[x]);
-        if (lane % 4 == 0) state.half[half][row0 + lane / 4 + 8 * x] = top[x];
+        tile_max[x] = quad_max(tile_max[x]);
+        if (lane % 4 == 0) state.of_half[half][row0 + lane / 4 + 8 * x] = tile_max[x];
       }
     }
     __syncthreads();
-    if (S::kShares && is_late()) load_keys(tile + 1, page);
+    if (S::kSplitsHeadDim && copies_late()) load_keys(tile + 1, page);
     profiler.switch_to(Event::kSoftmax);
-    if (works) {
+    if (computes_s) {
       const float scale = params.sm_scale_log2;
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int row = row0 + lane / 4 + 8 * x;
-        const float top = fmaxf(state.half[0][row], state.half[1][row]);
+        const float tile_max = fmaxf(state.of_half[0][row], state.of_half[1][row]);
         float rescale = 1.0f;
-        if ((top - m[x]) * scale > 8.0f) rescale = math::ptx_exp2((m[x] - top) * scale), m[x] = top;
+        if ((tile_max - m[x]) * scale > 8.0f) rescale = math::ptx_exp2((m[x] - tile_max) * scale), m[x] = tile_max;
         const float base = m[x] == -math::inf ? 0.0f : m[x] * scale;
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < S::kHalf / 8; ++n) {
-          float* weight = &s[n][2 * x];
-          weight[0] = math::ptx_exp2(fmaf(weight[0], scale, -base));
-          weight[1] = math::ptx_exp2(fmaf(weight[1], scale, -base));
-          sum += weight[0] + weight[1];
-          const uint32_t to = Swizzle<S::kWeightBytes>::chunk(Swizzle<S::kWeightBytes>::row(smem + S::kWeightsAt, row),
-                                                              half * (S::kHalf / 8) + n);
-          ptx::store_shared(to + lane % 4 * 4, pack<T>(weight[0], weight[1]));
+          float* p = &s[n][2 * x];
+          p[0] = math::ptx_exp2(fmaf(p[0], scale, -base));
+          p[1] = math::ptx_exp2(fmaf(p[1], scale, -base));
+          sum += p[0] + p[1];
+          const uint32_t to = Swizzle<S::kPRowBytes>::chunk(Swizzle<S::kPRowBytes>::row(smem + S::kPAt, row),
+                                                            half * (S::kHalf / 8) + n);
+          ptx::store_shared(to + lane % 4 * 4, pack<T>(p[0], p[1]));
         }
         l[x] = l[x] * rescale + sum;
         if (half == 0 && lane % 4 == 0) state.rescale[row] = rescale;
@@ -251,7 +251,7 @@ struct MlaTile {
     __syncthreads();
   }
 
-  // o = o * rescale + P V for rows 32 (warp's group) + 16 m and the warp's columns.
+  // O = O * rescale + P V for 32 rows from row0 on, and S::kColumns columns from `column` on.
   __device__ __forceinline__ void multiply_values(int tile, Accumulator<32, S::kColumns>& o, int row0,
                                                   int column) const {
     if (row0 >= rows.count) return;
@@ -275,7 +275,7 @@ struct MlaTile {
         }
       }
     }
-    const SmemOperandA<S::kWeightBytes> p(smem + S::kWeightsAt, row0);
+    const SmemOperandA<S::kPRowBytes> p(smem + S::kPAt, row0);
     const SmemOperandBTransposed<S::kBytes> v(keys(tile), 0);
 #pragma unroll
     for (int step = 0; step < S::kKeys / 16; ++step) {
@@ -291,45 +291,46 @@ struct MlaTile {
     }
   }
 
-  // Returns the factor of a final row of O: the reciprocal of l, or what finish_row() has written for rows with sinks.
-  __device__ __forceinline__ float share_of(int row) const {
+  // Returns the factor that normalises a row of O: 1 / l, or the value of finish_row() if rows have sinks.
+  __device__ __forceinline__ float output_factor(int row) const {
     if (params.maybe_sinks != nullptr) return state.rescale[row];
-    const float l = state.half[0][row] + state.half[1][row];
+    const float l = state.of_half[0][row] + state.of_half[1][row];
     return l == 0 ? 0.0f : math::ptx_rcp(l);
   }
 
-  // Writes the softmax of a row, and its factor of O to shared memory if it has a sink.
-  __device__ __forceinline__ void finish_row(const MlaRows& all, int row, float m) const {
-    float l = state.half[0][row] + state.half[1][row], base = all.base(m, l);
+  // Writes lse, or m and l, of a row. If it has a sink, stores its factor of O to smem.
+  __device__ __forceinline__ void finish_row(const MlaRows& out_rows, int row, float m) const {
+    float l = state.of_half[0][row] + state.of_half[1][row], base = out_rows.base(m, l);
     if (params.maybe_sinks != nullptr) {
-      const float rescale = all.add_sink(row, base, l);
+      const float rescale = out_rows.add_sink(row, base, l);
       state.rescale[row] = l == 0 ? 0.0f : rescale * math::ptx_rcp(l);
     }
-    all.write_softmax(row, base, l);
+    out_rows.write_softmax(row, base, l);
   }
 
-  __device__ __forceinline__ void write(const MlaRows& all, Accumulator<32, S::kColumns>& o) const {
+  __device__ __forceinline__ void write_output(const MlaRows& out_rows, Accumulator<32, S::kColumns>& o) const {
     int thread = static_cast<int>(threadIdx.x);
-    asm volatile("" : "+r"(thread));  // dependent values are not held in registers over the mainloop
+    asm volatile("" : "+r"(thread));  // the compiler recomputes addresses instead of holding them over the mainloop
     const int lane = thread % 32, row0 = first_row(thread / 32), column = first_column(thread / 32);
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int row = row0 + 16 * m + lane / 4 + 8 * x;
-        if (row >= all.count) continue;
-        const float share = all.item.slot >= 0 ? 1.0f : share_of(row) * params.o_scale;
+        if (row >= out_rows.count) continue;
+        const float out_factor = out_rows.item.slot >= 0 ? 1.0f : output_factor(row) * params.o_scale;
         const int at = column + lane % 4 * 2;
-        if (all.item.slot >= 0) {
-          float* to = all.partial(row) + at;
+        if (out_rows.item.slot >= 0) {
+          float* to = out_rows.partial(row) + at;
 #pragma unroll
           for (int n = 0; n < S::kColumns / 8; ++n)
             *reinterpret_cast<float2*>(to + 8 * n) = {o[m][n][2 * x], o[m][n][2 * x + 1]};
         } else {
-          T* to = all.out<T>(row) + at;
+          T* to = out_rows.out<T>(row) + at;
 #pragma unroll
           for (int n = 0; n < S::kColumns / 8; ++n)
-            *reinterpret_cast<uint32_t*>(to + 8 * n) = pack<T>(o[m][n][2 * x] * share, o[m][n][2 * x + 1] * share);
+            *reinterpret_cast<uint32_t*>(to + 8 * n) =
+                pack<T>(o[m][n][2 * x] * out_factor, o[m][n][2 * x + 1] * out_factor);
         }
       }
     }
@@ -354,7 +355,7 @@ struct MlaTile {
       __syncthreads();
       if constexpr (S::kStages == 2) {
         profiler.switch_to(Event::kLoadKv);
-        if (!is_late()) load_keys(tile + 1, page);
+        if (!copies_late()) load_keys(tile + 1, page);
       }
       if constexpr (S::kWidens) {
         profiler.switch_to(Event::kPackKv);
@@ -374,27 +375,27 @@ struct MlaTile {
         load_keys(tile + 1, page);
       }
     }
-    if (warp < S::kLogitWarps) {
+    if (warp < S::kSWarps) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         l[x] = quad_sum(l[x]);
-        if (lane % 4 == 0) state.half[logit_half()][first + 8 * x] = l[x];
+        if (lane % 4 == 0) state.of_half[logit_half()][first + 8 * x] = l[x];
       }
     }
     __syncthreads();
-    // Reads the item again, because registers are few.
-    const WorkItem same = params.item(static_cast<int32_t>(blockIdx.x));
-    const MlaRows all(params, same);
-    if (warp < S::kLogitWarps && logit_half() == 0 && lane % 4 == 0) {
+    // Reloads the item instead of holding it in registers over the mainloop.
+    const WorkItem reloaded = params.item(static_cast<int32_t>(blockIdx.x));
+    const MlaRows out_rows(params, reloaded);
+    if (warp < S::kSWarps && logit_half() == 0 && lane % 4 == 0) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int row = first + 8 * x;
-        if (row < all.count) finish_row(all, row, m[x]);
+        if (row < out_rows.count) finish_row(out_rows, row, m[x]);
       }
     }
     if (params.maybe_sinks != nullptr) __syncthreads();
     profiler.switch_to(Event::kWriteOutput);
-    write(all, o);
+    write_output(out_rows, o);
     profiler.end(Event::kWriteOutput);
     ptx::cp_async_wait<0>();
   }

@@ -25,8 +25,8 @@ __device__ __forceinline__ void mla_load_queries(const MlaRows& rows, const MlaS
 #pragma unroll 4
   for (int i = 0; i < kMlaRows / 4; ++i) {
     const int row = row0 + 4 * i;
-    const bool there = row < rows.count;
-    ptx::cp_async_16(shared.queries() + MlaChunk::unit(row, unit), rows.nope<T>(there ? row : 0) + unit * 8, there);
+    const bool exists = row < rows.count;
+    ptx::cp_async_16(shared.queries() + MlaChunk::unit(row, unit), rows.nope<T>(exists ? row : 0) + unit * 8, exists);
   }
   ptx::cp_async_commit();
 }

@@ -1,13 +1,14 @@
-// The mainloop of a consumer warpgroup if rows are gathered. For a pair of blocks, a and b:
+// Mainloop of a consumer warpgroup if rows are gathered. Left and right are those of sm90_tile.cuh. For each pair of
+// blocks a, b:
 //
-//   warpgroup 0, columns 0-255                            warpgroup 1, columns 256-511
-//   row_max of a, sent to 1; P_a, sent to 1               receives row_max of 0; row_max of b; P_b, sent to 0
-//   O += P_a V_a, from registers                          O += P_a V_a
-//   receives row_max of 1; O += P_b V_b                   O += P_b V_b, from registers
+//   left                                                  right
+//   m over a and P_a, sent to right                       receives m of left; m over b and P_b, sent to left
+//   O += P_a V_a, P_a in registers                        O += P_a V_a
+//   receives m of right; O += P_b V_b                     O += P_b V_b, P_b in registers
 //   S of the next a                                       S of the next b
 //
-// Each warpgroup publishes P before it rescales. P is relative to the sender's row_max: warpgroup 1
-// multiplies P_a before it rescales O for maxima that it has raised itself.
+// Each warpgroup stores P to smem before it rescales O. P is relative to the sender's m, so right adds P_a V_a before
+// it rescales O for maxima that it has raised itself.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ template <typename T, int kGroup, typename Track>
 struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
   using Base = MlaConsumer<T, kGroup, true, Track>;
   using Base::Base;
-  using Base::multiply_other, Base::multiply_own, Base::release, Base::rescale, Base::store_weights;
+  using Base::multiply_other, Base::multiply_own, Base::release, Base::rescale, Base::store_p;
   using Base::o, Base::shared, Base::sum, Base::receive_row_maxima, Base::exponentiate, Base::z, Base::zero;
   using Base::profiler;
 
@@ -32,9 +33,9 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
     float own[2] = {1, 1}, others[2] = {1, 1};
     profiler.switch_to(Event::kSoftmax);
     const bool raised = exponentiate(2 * pair, p, own);
-    store_weights(p);
+    store_p(p);
     ptx::fence_proxy_async();
-    ptx::named_barrier_arrive<256>(kMlaWeightsA);
+    ptx::named_barrier_arrive<256>(kMlaPReadyA);
     if (raised) rescale(own);
     profiler.switch_to(Event::kGemmPv);
     multiply_own(p);
@@ -43,12 +44,12 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
     ptx::warpgroup_hold(p);
     profiler.switch_to(Event::kWaitWeights);
     release(kBlockA);
-    ptx::named_barrier<256>(kMlaWeightsB);
+    ptx::named_barrier<256>(kMlaPReadyB);
     if (receive_row_maxima(others)) {
       rescale(others);
       sum[0] *= others[0], sum[1] *= others[1];
     }
-    this->template end_left<kLast>(pair, parity);
+    this->template finish_left<kLast>(pair, parity);
   }
 
   template <bool kLast>
@@ -58,20 +59,20 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
     uint32_t p[16];
     float own[2] = {1, 1}, others[2] = {1, 1};
     profiler.switch_to(Event::kWaitMaxima);
-    ptx::named_barrier<256>(kMlaMaximaA);
+    ptx::named_barrier<256>(kMlaMaxReadyA);
     profiler.switch_to(Event::kSoftmax);
     const bool other = receive_row_maxima(others);
     sum[0] *= others[0], sum[1] *= others[1];
     exponentiate(2 * pair + 1, p, own);
-    store_weights(p);
+    store_p(p);
     ptx::fence_proxy_async();
-    ptx::named_barrier_arrive<256>(kMlaWeightsB);
+    ptx::named_barrier_arrive<256>(kMlaPReadyB);
     if (other) rescale(others);
     profiler.switch_to(Event::kWaitWeights);
-    ptx::named_barrier<256>(kMlaWeightsA);
+    ptx::named_barrier<256>(kMlaPReadyA);
     profiler.switch_to(Event::kGemmPv);
-    // P_a is relative to the row_max from before a warp of this warpgroup raised it. All four warps branch
-    // alike, because a product belongs to the whole warpgroup.
+    // If this warpgroup has raised m, P_a is relative to the older m. The branch is uniform over the four warps,
+    // because a wgmma belongs to the whole warpgroup.
     volatile const int* raised = shared.raised(kGroup);
     if (raised[0] | raised[1] | raised[2] | raised[3]) {
       multiply_other();
@@ -94,7 +95,7 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
       ptx::warpgroup_hold(p);
       release(kBlockB);
     }
-    if constexpr (!kLast) this->score_right(pair, parity);
+    if constexpr (!kLast) this->next_s_right(pair, parity);
   }
 
   template <bool kLast>

@@ -1,4 +1,4 @@
-// The producer of blocks of keys: warps that start TMA boxes, one per side, or a warpgroup that gathers rows.
+// Producer of blocks of keys: one warp that issues TMA loads, or a warpgroup that gathers rows.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Maps of the caches: elements, tokens of a page, pages. A box has 64 elements of `rows` tokens.
+// Tensor maps of the caches, with dimensions element, token of the page, page. A box has 64 elements of `rows` tokens.
 struct MlaMaps {
   CUtensorMap ckv, kpe;
   int32_t rows;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void mla_load_side(const MlaParams& params, const Mla
   const int chunks = side ? kMlaChunks - kMlaSideChunks : kMlaSideChunks, parts = kMlaKeys / maps.rows;
   const int chunk = lane / parts + side * kMlaSideChunks, part = lane % parts;
   const int32_t key = item.kv_start + block * kMlaKeys + part * maps.rows;
-  // After the end: a page out of bounds, of zeros. The page is looked up before the wait.
+  // After the end the page is out of bounds, so TMA writes zeros. The look-up precedes the wait to hide its latency.
   uint32_t number, row;
   params.kv.page_size.divmod(static_cast<uint32_t>(key), number, row);
   const int32_t page = key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(number)]
@@ -44,7 +44,7 @@ __device__ __forceinline__ void mla_load_side(const MlaParams& params, const Mla
   __syncwarp();
 }
 
-// Loads all sides of all blocks in the order in which they become free.
+// Loads all sides of all blocks, in the order in which the consumers release them.
 template <typename Load>
 __device__ __forceinline__ void mla_load_all(int pairs, const Load& load) {
   load(kBlockA, kMlaLeftSide);
@@ -82,15 +82,15 @@ struct MlaGatherer {
     const int buffer = block % 2;
     const KvCache& kv = params.kv;
     const T* rows[kRowsPerThread];
-    bool there[kRowsPerThread];
+    bool exists[kRowsPerThread];
 #pragma unroll
     for (int i = 0; i < kRowsPerThread; ++i) {
       const int32_t page = shared.pages()[buffer * kMlaKeys + row0 + 16 * i];
       const int32_t key = item.kv_start + block * kMlaKeys + row0 + 16 * i;
       const auto row = static_cast<int32_t>(key - kv.page_size.div(key) * kv.page_size.divisor);
-      there[i] = page >= 0;
+      exists[i] = page >= 0;
       const int64_t offset = kSide == kMlaRopeSide ? kv.v_offset(page, row) : kv.k_offset(page, row);
-      rows[i] = static_cast<const T*>(kSide == kMlaRopeSide ? kv.v : kv.k) + (there[i] ? offset : 0) + unit * 8;
+      rows[i] = static_cast<const T*>(kSide == kMlaRopeSide ? kv.v : kv.k) + (exists[i] ? offset : 0) + unit * 8;
     }
     ptx::mbarrier_wait(shared.empty(buffer, kSide), (static_cast<uint32_t>(block / 2) & 1) ^ 1);
 #pragma unroll 1
@@ -99,7 +99,7 @@ struct MlaGatherer {
 #pragma unroll
       for (int i = 0; i < kRowsPerThread; ++i)
         ptx::cp_async_16(to + MlaChunk::unit(row0 + 16 * i, unit), rows[i] + (kSide == kMlaRopeSide ? 0 : chunk * 64),
-                         there[i]);
+                         exists[i]);
       ptx::mbarrier_arrive_after_cp_async(shared.full(buffer, chunk));
     }
   }
@@ -108,9 +108,9 @@ struct MlaGatherer {
     int32_t page = page_of(0);
 #pragma unroll 1
     for (int pair = 0; pair < pairs; ++pair) {
-      ptx::named_barrier<128>(kMlaGathered);
+      ptx::named_barrier<128>(kMlaProducer);
       shared.pages()[thread] = page;
-      ptx::named_barrier<128>(kMlaGathered);
+      ptx::named_barrier<128>(kMlaProducer);
       page = page_of(pair + 1);
       const int a = 2 * pair, b = a + 1;
       copy<kMlaRopeSide>(a);

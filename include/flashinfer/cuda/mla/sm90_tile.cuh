@@ -1,14 +1,14 @@
-// The mainloop of a consumer warpgroup (S, P, O and lazy row maxima as in attention/sm90). For a pair of
-// blocks, a and b:
+// Mainloop of a consumer warpgroup of multi-head latent attention. Warpgroup 0 is "left": it computes S of block a
+// and columns 0-255 of O. Warpgroup 1 is "right": it computes S of block b and columns 256-511. For each pair a, b:
 //
-//   warpgroup 0, columns 0-255                            warpgroup 1, columns 256-511
-//   row_max of a, sent to 1; P_a                          receives row_max of 0; row_max of b, sent to 0; P_b
-//   O += P_a V_a from registers                           P_b to shared memory; O += P_b V_b from registers
-//   receives row_max of 1; P_a to shared memory           O += P_a V_a
+//   left                                                  right
+//   m over a, sent to right; P_a                          receives m of left; m over b, sent to left; P_b
+//   O += P_a V_a, P_a in registers                        stores P_b to smem; O += P_b V_b, P_b in registers
+//   receives m of right; stores P_a to smem               O += P_a V_a
 //   O += P_b V_b; S of the next a                         S of the next b
 //
-// P is 2^(S - row_max). row_max is raised, and O and the row sums rescaled, only if an element of P would
-// pass 2^8. That happens mostly in the first blocks.
+// P = 2^(S - m). m (row_max) is updated lazily: only if an element of P would exceed 2^8. O and l are then rescaled.
+// That happens mostly in the first blocks.
 #pragma once
 
 #include <cstdint>
@@ -35,42 +35,42 @@ struct MlaConsumer {
   const MlaShared& shared;
   const WorkItem& item;
   const MlaRows& rows;
-  const int zero;  // 0, unknown to the compiler: dependent addresses are not held in registers over the mainloop
+  const int zero;  // 0, but the compiler does not know it, see `z`
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32 % 4);
   const int row = warp * 16 + lane / 4;  // and row + 8
-  uint32_t z = 0;
-  int32_t end[2], border;  // end of the keys that rows see; the first block that some row does not see whole
+  uint32_t z = 0;  // zero * pair: the compiler recomputes addresses per pair instead of holding them in registers
+  int32_t end[2], first_masked_block;  // end of the visible keys of each row; first block that needs a mask
   float row_max[2] = {-math::inf, -math::inf}, sum[2] = {0, 0};
   uint32_t rope[4][4];
   float s[32], o[128];
   Track& profiler;
 
   __device__ __forceinline__ MlaConsumer(const MlaParams& p, const MlaShared& memory, const WorkItem& i,
-                                         const MlaRows& r, int nothing, Track& track)
-      : params(p), shared(memory), item(i), rows(r), zero(nothing), profiler(track) {
+                                         const MlaRows& r, int zero_, Track& track)
+      : params(p), shared(memory), item(i), rows(r), zero(zero_), profiler(track) {
     end[0] = rows.end(row), end[1] = rows.end(row + 8);
-    border = max(0, rows.end(0) - item.kv_start) / kMlaKeys;
+    first_masked_block = max(0, rows.end(0) - item.kv_start) / kMlaKeys;
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
-      const bool there = row + 8 * x < rows.count;
-      const T* from = rows.pe<T>(there ? row + 8 * x : 0) + 2 * (lane % 4);
+      const bool exists = row + 8 * x < rows.count;
+      const T* from = rows.pe<T>(exists ? row + 8 * x : 0) + 2 * (lane % 4);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         const auto* pairs = reinterpret_cast<const uint32_t*>(from + 16 * step);
-        rope[step][x] = there ? pairs[0] : 0, rope[step][2 + x] = there ? pairs[4] : 0;
+        rope[step][x] = exists ? pairs[0] : 0, rope[step][2 + x] = exists ? pairs[4] : 0;
       }
     }
   }
 
-  // Called after the loads of a thread's queries to registers have started, so that both latencies overlap.
+  // Called after the thread has started to load its rotary queries into registers, so both latencies overlap.
   __device__ __forceinline__ void wait_for_queries() const {
     ptx::cp_async_wait<0>();
     ptx::fence_proxy_async();
-    ptx::named_barrier<256>(kMlaMaximaA);
+    ptx::named_barrier<256>(kMlaMaxReadyA);
   }
 
-  // Clears keys after the item's end. They may be NaN, and as values 0 * NaN is NaN.
-  __device__ __forceinline__ void clear_behind_end(int block, uint32_t parity) const {
+  // Clears keys after the end of the item. As values they may be NaN, and 0 * NaN is NaN.
+  __device__ __forceinline__ void clear_after_end(int block, uint32_t parity) const {
     if constexpr (!kGather) {
       const int32_t count = item.kv_end - item.kv_start - block * kMlaKeys;
       if (count <= 0 || count >= kMlaKeys) return;
@@ -80,13 +80,14 @@ struct MlaConsumer {
         ptx::store_shared_16(shared.keys(kGroup) + i / units * MlaShared::kChunk + (count * 8 + i % units) * 16,
                              {0, 0, 0, 0});
       ptx::fence_proxy_async();
-      ptx::named_barrier<128>(kMlaOwn + kGroup);
+      ptx::named_barrier<128>(kMlaConsumer + kGroup);
     }
   }
 
-  // S (+)= Q K^T over chunks [from, to) of this warpgroup's block. kThen: the event after the wait for keys.
+  // S (+)= Q K^T over chunks [kFrom, kTo) of this warpgroup's block. kFirst: S starts at 0. kThen: the profiler event
+  // after the wait for keys.
   template <int kFrom, int kTo, bool kFirst, Event kThen = Event::kGemmQk>
-  __device__ __forceinline__ void score(uint32_t parity) {
+  __device__ __forceinline__ void multiply_keys(uint32_t parity) {
 #pragma unroll
     for (int chunk = kFrom; chunk < kTo; ++chunk) {
       if (chunk == kFrom) profiler.switch_to(Event::kWaitKeys);
@@ -112,6 +113,7 @@ struct MlaConsumer {
   __device__ __forceinline__ uint64_t values(int buffer) const {
     return MlaChunk::n_contiguous(shared.keys(buffer) + kGroup * kMlaSideChunks * MlaShared::kChunk + z);
   }
+  // O += P V for this warpgroup's own block, with P in registers.
   __device__ __forceinline__ void multiply_own(const uint32_t (&p)[16]) {
     const uint64_t v = values(kGroup);
     ptx::warpgroup_fence();
@@ -121,8 +123,9 @@ struct MlaConsumer {
                                        v + MlaChunk::n_contiguous_step(step), true);
     ptx::warpgroup_commit();
   }
+  // O += P V for the block of the other warpgroup, with P in smem.
   __device__ __forceinline__ void multiply_other() {
-    const uint64_t v = values(1 - kGroup), p = MlaChunk::k_contiguous(shared.weights(1 - kGroup) + z);
+    const uint64_t v = values(1 - kGroup), p = MlaChunk::k_contiguous(shared.p(1 - kGroup) + z);
     ptx::warpgroup_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
@@ -131,52 +134,53 @@ struct MlaConsumer {
     ptx::warpgroup_commit();
   }
 
-  __device__ __forceinline__ void store_weights(const uint32_t (&p)[16]) const {
+  __device__ __forceinline__ void store_p(const uint32_t (&p)[16]) const {
     const int at = warp * 16 + lane % 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      ptx::stmatrix_x4(shared.weights(kGroup) + MlaChunk::unit(at, 2 * step + lane / 16), p[4 * step], p[4 * step + 1],
+      ptx::stmatrix_x4(shared.p(kGroup) + MlaChunk::unit(at, 2 * step + lane / 16), p[4 * step], p[4 * step + 1],
                        p[4 * step + 2], p[4 * step + 3]);
   }
-  __device__ __forceinline__ void rescale(const float (&by)[2]) {
+  __device__ __forceinline__ void rescale(const float (&factors)[2]) {
 #pragma unroll
-    for (int e = 0; e < 128; ++e) o[e] *= by[e / 2 % 2];
+    for (int e = 0; e < 128; ++e) o[e] *= factors[e / 2 % 2];
   }
 
-  // Frees one side of a block after this warp's products.
+  // Releases one side of a block after this warp's last wgmma that reads it.
   __device__ __forceinline__ void release(int buffer, int side = kGroup) const {
     if (lane == 0) ptx::mbarrier_arrive(shared.empty(buffer, side));
   }
 
-  __device__ __forceinline__ void hide(int block) {
+  __device__ __forceinline__ void mask_keys(int block) {
     const int32_t key = item.kv_start + block * kMlaKeys + 2 * (lane % 4);
 #pragma unroll
     for (int e = 0; e < 32; ++e)
       if (key + 8 * (e / 4) + e % 2 >= end[e / 2 % 2]) s[e] = -math::inf;
   }
 
-  // Replaces S by P. Returns true if row_max was raised, and multiplies `factor` by the rescaling of O.
+  // Replaces S by P and packs it. If a row maximum is raised, returns true and multiplies `factor` by the
+  // factor that rescales O.
   __device__ __forceinline__ bool exponentiate(int block, uint32_t (&p)[16], float (&factor)[2]) {
     if constexpr (kGather) release(kGroup, kMlaRopeSide);
-    if (block >= border) hide(block);
+    if (block >= first_masked_block) mask_keys(block);
     const float scale = params.sm_scale_log2;
-    float top[2] = {-math::inf, -math::inf};
+    float tile_max[2] = {-math::inf, -math::inf};
 #pragma unroll
-    for (int e = 0; e < 32; ++e) top[e / 2 % 2] = fmaxf(top[e / 2 % 2], s[e]);
-    // The difference of two infinities is NaN, and NaN is not larger.
+    for (int e = 0; e < 32; ++e) tile_max[e / 2 % 2] = fmaxf(tile_max[e / 2 % 2], s[e]);
+    // -inf - -inf is NaN, and NaN > 8 is false.
     const bool raise =
-        __any_sync(kAllLanes, (top[0] - row_max[0]) * scale > 8.0f || (top[1] - row_max[1]) * scale > 8.0f);
+        __any_sync(kAllLanes, (tile_max[0] - row_max[0]) * scale > 8.0f || (tile_max[1] - row_max[1]) * scale > 8.0f);
     if (raise) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
-        const float now = fmaxf(quad_max(top[x]), row_max[x]);
-        const float by = now == -math::inf ? 1.0f : math::ptx_exp2((row_max[x] - now) * scale);
-        row_max[x] = now, factor[x] *= by;
-        if (lane % 4 == 0) shared.factors(kGroup)[row + 8 * x] = by, shared.row_maxima()[row + 8 * x] = now;
+        const float now = fmaxf(quad_max(tile_max[x]), row_max[x]);
+        const float factor_now = now == -math::inf ? 1.0f : math::ptx_exp2((row_max[x] - now) * scale);
+        row_max[x] = now, factor[x] *= factor_now;
+        if (lane % 4 == 0) shared.factors(kGroup)[row + 8 * x] = factor_now, shared.row_maxima()[row + 8 * x] = now;
       }
     }
     if (lane == 0) shared.raised(kGroup)[warp] = raise;
-    if constexpr (kGroup == 0 || !kGather) ptx::named_barrier_arrive<256>(kGroup == 0 ? kMlaMaximaA : kMlaMaximaB);
+    if constexpr (kGroup == 0 || !kGather) ptx::named_barrier_arrive<256>(kGroup == 0 ? kMlaMaxReadyA : kMlaMaxReadyB);
     const float base[2] = {row_max[0] == -math::inf ? 0.0f : row_max[0] * scale,
                            row_max[1] == -math::inf ? 0.0f : row_max[1] * scale};
     sum[0] *= factor[0], sum[1] *= factor[1];
@@ -190,7 +194,7 @@ struct MlaConsumer {
     return raise;
   }
 
-  // Receives the row maxima that the other warpgroup has raised.
+  // Receives row maxima that the other warpgroup has raised. Returns true if there are any.
   __device__ __forceinline__ bool receive_row_maxima(float (&factor)[2]) {
     if (!shared.raised(1 - kGroup)[warp]) return false;
 #pragma unroll
@@ -199,37 +203,37 @@ struct MlaConsumer {
     return true;
   }
 
-  // Warpgroup 0: P V with the other's P, and S of the next pair unless this is the last.
+  // Left: O += P_b V_b, overlapped with S of the next a unless this pair is the last.
   template <bool kLast>
-  __device__ __forceinline__ void end_left(int pair, uint32_t parity) {
+  __device__ __forceinline__ void finish_left(int pair, uint32_t parity) {
     if constexpr (kLast) {
       profiler.switch_to(Event::kGemmPv);
       multiply_other();
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(o);
     } else {
-      clear_behind_end(2 * pair + 2, parity);
+      clear_after_end(2 * pair + 2, parity);
       multiply_other();
-      score<0, kMlaSideChunks, true, Event::kGemmPv>(parity);
+      multiply_keys<0, kMlaSideChunks, true, Event::kGemmPv>(parity);
       ptx::warpgroup_wait<1>();
       ptx::warpgroup_hold(o);
       release(kBlockB);
-      score<kMlaSideChunks, kMlaChunks, false>(parity);
+      multiply_keys<kMlaSideChunks, kMlaChunks, false>(parity);
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_hold(s);
     }
   }
 
-  // Warpgroup 1: S of the next pair.
-  __device__ __forceinline__ void score_right(int pair, uint32_t parity) {
-    clear_behind_end(2 * pair + 3, parity);
-    score<kMlaSideChunks, kMlaChunks, true>(parity);
-    score<0, kMlaSideChunks, false>(parity);
+  // Right: S of the next b.
+  __device__ __forceinline__ void next_s_right(int pair, uint32_t parity) {
+    clear_after_end(2 * pair + 3, parity);
+    multiply_keys<kMlaSideChunks, kMlaChunks, true>(parity);
+    multiply_keys<0, kMlaSideChunks, false>(parity);
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(s);
   }
 
-  // Warpgroup 0: a pair of blocks, and S of the next pair unless this is the last.
+  // Left: one pair of blocks.
   template <bool kLast>
   __device__ __forceinline__ void attend_left(int pair) {
     z = static_cast<uint32_t>(zero * pair);
@@ -245,24 +249,25 @@ struct MlaConsumer {
     ptx::warpgroup_hold(p);
     profiler.switch_to(Event::kWaitMaxima);
     release(kBlockA);
-    ptx::named_barrier<256>(kMlaMaximaB);
+    ptx::named_barrier<256>(kMlaMaxReadyB);
     const bool other = receive_row_maxima(others);
     if (other) {
 #pragma unroll
       for (int e = 0; e < 32; e += 2) p[e / 2] = pack<T>(s[e] * others[e / 2 % 2], s[e + 1] * others[e / 2 % 2]);
     }
-    store_weights(p);
+    store_p(p);
     ptx::fence_proxy_async();
-    ptx::named_barrier_arrive<256>(kMlaWeightsA);
+    ptx::named_barrier_arrive<256>(kMlaPReadyA);
     profiler.switch_to(Event::kWaitWeights);
-    ptx::named_barrier<256>(kMlaWeightsB);
+    ptx::named_barrier<256>(kMlaPReadyB);
     if (other) {
       rescale(others);
       sum[0] *= others[0], sum[1] *= others[1];
     }
-    end_left<kLast>(pair, parity);
+    finish_left<kLast>(pair, parity);
   }
 
+  // Right: one pair of blocks.
   template <bool kLast>
   __device__ __forceinline__ void attend_right(int pair) {
     z = static_cast<uint32_t>(zero * pair);
@@ -270,19 +275,19 @@ struct MlaConsumer {
     uint32_t p[16];
     float factor[2] = {1, 1};
     profiler.switch_to(Event::kWaitMaxima);
-    ptx::named_barrier<256>(kMlaMaximaA);
+    ptx::named_barrier<256>(kMlaMaxReadyA);
     profiler.switch_to(Event::kSoftmax);
     const bool other = receive_row_maxima(factor);
     const bool own = exponentiate(2 * pair + 1, p, factor);
-    store_weights(p);
+    store_p(p);
     if (own || other) rescale(factor);
     multiply_own(p);
     ptx::fence_proxy_async();
     profiler.switch_to(Event::kWaitWeights);
-    ptx::named_barrier<256>(kMlaWeightsA);
+    ptx::named_barrier<256>(kMlaPReadyA);
     profiler.switch_to(Event::kGemmPv);
     multiply_other();
-    ptx::named_barrier_arrive<256>(kMlaWeightsB);
+    ptx::named_barrier_arrive<256>(kMlaPReadyB);
     ptx::warpgroup_wait<1>();
     ptx::warpgroup_hold(p);
     if constexpr (!kLast) release(kBlockB);
@@ -290,24 +295,24 @@ struct MlaConsumer {
     ptx::warpgroup_hold(o);
     if constexpr (!kLast) {
       release(kBlockA);
-      score_right(pair, parity);
+      next_s_right(pair, parity);
     }
   }
 
-  // S of the first pair.
-  __device__ __forceinline__ void begin() {
+  // Prologue: S of the first pair.
+  __device__ __forceinline__ void prologue() {
 #pragma unroll
     for (int e = 0; e < 128; ++e) o[e] = 0;
 #pragma unroll
     for (int e = 0; e < 32; ++e) s[e] = 0;
     ptx::warpgroup_hold(o);
     wait_for_queries();
-    clear_behind_end(kGroup, 0);
+    clear_after_end(kGroup, 0);
     if constexpr (kGroup == 0) {
-      score<0, kMlaChunks, true>(0);
+      multiply_keys<0, kMlaChunks, true>(0);
     } else {
-      score<kMlaSideChunks, kMlaChunks, true>(0);
-      score<0, kMlaSideChunks, false>(0);
+      multiply_keys<kMlaSideChunks, kMlaChunks, true>(0);
+      multiply_keys<0, kMlaSideChunks, false>(0);
     }
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_hold(s);
@@ -322,23 +327,23 @@ struct MlaConsumer {
     }
   }
 
-  // Epilogue: writes O through the memory of the keys, so that a warp writes whole rows.
-  __device__ __forceinline__ void write() {
+  // Epilogue: stores O through the smem of the keys, so a warp stores whole rows.
+  __device__ __forceinline__ void epilogue() {
     profiler.switch_to(Event::kWriteOutput);
-    float share[2];
+    float out_factor[2];
 #pragma unroll
     for (int x = 0; x < 2; ++x) sum[x] = quad_sum(sum[x]);
-    ptx::named_barrier<256>(kMlaMaximaA);  // the other's products are complete, and factors are no longer read
+    ptx::named_barrier<256>(kMlaMaxReadyA);  // the other warpgroup has finished its products and reads no factors
     if (lane % 4 == 0) shared.factors(kGroup)[row] = sum[0], shared.factors(kGroup)[row + 8] = sum[1];
-    ptx::named_barrier<256>(kMlaMaximaB);
+    ptx::named_barrier<256>(kMlaMaxReadyB);
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       float l = shared.factors(0)[row + 8 * x] + shared.factors(1)[row + 8 * x], base = rows.base(row_max[x], l);
       const float rescale = rows.add_sink(row + 8 * x, base, l);
-      share[x] = item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : rescale * math::ptx_rcp(l) * params.o_scale;
+      out_factor[x] = item.slot >= 0 ? 1.0f : l == 0 ? 0.0f : rescale * math::ptx_rcp(l) * params.o_scale;
       if (kGroup == 0 && lane % 4 == 0 && row + 8 * x < rows.count) rows.write_softmax(row + 8 * x, base, l);
     }
-    rescale(share);
+    rescale(out_factor);
     if (item.slot >= 0) {
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
@@ -349,7 +354,7 @@ struct MlaConsumer {
       }
       return;
     }
-    // Rows of 512 bytes, their units swizzled.
+    // Rows have 512 bytes, with swizzled 16-byte units.
     const uint32_t start = shared.keys(kGroup);
     const int at = warp * 16 + lane % 16;
 #pragma unroll
@@ -365,14 +370,14 @@ struct MlaConsumer {
   }
 };
 
-// Computes an item. The last pair has its own code: products must not be issued under a condition in a loop.
+// Computes an item. The last pair is peeled off the loop, because no wgmma may be under a condition in the loop.
 template <typename Group>
 __device__ __forceinline__ void mla_attend(Group&& group, int pairs) {
-  group.begin();
+  group.prologue();
 #pragma unroll 1
   for (int pair = 0; pair + 1 < pairs; ++pair) group.template attend<false>(pair);
   group.template attend<true>(pairs - 1);
-  group.write();
+  group.epilogue();
 }
 
 }  // namespace flashinfer::cuda::sm90
