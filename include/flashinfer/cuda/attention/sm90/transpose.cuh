@@ -22,10 +22,10 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   // 4, 6, 9, 11, 13, 15 and another from the remaining rows: eight rows in different banks.
   const uint32_t first = lane < 16 ? 0x6420 : 0x7531, second = lane < 16 ? 0x7531 : 0x6420;
   const int matrix = lane / 8, row = lane % 8, odd = (row < 4) == (matrix % 2 != 0);
-  constexpr int kUnits = S::Transposed::kChunkRowBytes / 16, kSteps = S::kKeys / 32;
+  constexpr int kUnits = S::Transposed::kWidth / 16, kSteps = S::kKeys / 32;
   constexpr int kBatch = kSteps % 4 == 0 ? 4 : kSteps % 3 == 0 ? 3 : kSteps % 5 == 0 ? 5 : 2;
   static_assert(kSteps % kBatch == 0, "steps of 32 keys");
-  constexpr int kUnitStride = 16 * S::Transposed::kChunkRowBytes;
+  constexpr int kUnitStride = 16 * S::Transposed::kWidth;
   uint32_t row_to = to + S::Transposed::unit(2 * row + odd, matrix / 2);
   constexpr int kUnitsAtOnce = kBatch == 2 ? 2 : 1;  // units of 16 elements at a time
 #pragma unroll 1
