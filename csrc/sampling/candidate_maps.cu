@@ -6,28 +6,28 @@
 namespace flashinfer::cuda {
 
 __device__ inline __noinline__ void mask_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  GlobalRow engine = GlobalRow::of(p.vocab_size);
-  const float least = Signed::real(key_of_rank(engine, p.input, row, top_k));
-  engine.each_own([&](int c) {
+  GlobalRow cluster = GlobalRow::of(p.vocab_size);
+  const float least = Signed::real(key_of_rank(cluster, p.input, row, top_k));
+  cluster.for_own_chunks([&](int c) {
     Chunk chunk;
-    engine.load(chunk, c);
-    chunk.each([&](float& x) { x = x < least ? -INFINITY : x; });
+    cluster.load(chunk, c);
+    chunk.for_each([&](float& x) { x = x < least ? -INFINITY : x; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
   __syncthreads();
 }
 
 __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  GlobalRow engine = GlobalRow::of(p.vocab_size);
+  GlobalRow cluster = GlobalRow::of(p.vocab_size);
   set_scratch([&](Scratch& s) { s.source = Source::of(p.input, row * p.input.stride, p.vocab_size), s.remap = {}; });
-  Totals totals = load_probs(engine);
-  const float t = __uint_as_float(top_k_key<Unsigned>(engine, top_k.k));
-  engine.sum_kept(t);
-  const Normalizer by = Normalizer::of(engine.totals(totals.fixed).real());
-  engine.each_own([&](int c) {
+  Totals totals = load_probs(cluster);
+  const float t = __uint_as_float(top_k_key<Unsigned>(cluster, top_k.k));
+  cluster.sum_kept(t);
+  const Normalizer by = Normalizer::of(cluster.totals(totals.fixed).real());
+  cluster.for_own_chunks([&](int c) {
     Chunk chunk;
-    engine.load(chunk, c);
-    chunk.each([&](float& x) { x = x >= t ? by(x) : 0.0f; });
+    cluster.load(chunk, c);
+    chunk.for_each([&](float& x) { x = x >= t ? by(x) : 0.0f; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
   __syncthreads();
@@ -37,7 +37,7 @@ __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t
 template <bool kMask>
 __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     candidate_map_kernel(const __grid_constant__ MapRowsParams p) {
-  each_row(p.input, p.num_rows, p.vocab_size,
+  for_rows(p.input, p.num_rows, p.vocab_size,
            [&](PipelinedRow& stream, int64_t row, const Source& source, const Source& next) {
              FewRow x{stream};
              const DType dtype = p.input.dtype;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
              f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
              const auto fill = [&](int pair, float value) {
                Chunk chunk;
-               chunk.each([&](float& at) { at = value; });
+               chunk.for_each([&](float& at) { at = value; });
                x.store(p.output, dtype, row, pair, chunk, chunk);
              };
              const float largest =
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
                }
              } else {
                const Totals row_totals = x.totals();
-               const bool is_zero = x.engine.largest_bits(x.sums(), x.engine.chunks) == 0;
+               const bool is_zero = x.cluster.largest_bits(x.sums(), x.cluster.chunks) == 0;
                if (!row_totals.valid) {
                  if (!is_zero)
                    for (int pair = 0; pair < x.own_pairs; ++pair) fill(pair, NAN);

@@ -79,7 +79,7 @@ __device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p
 template <bool kLogits>
 __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     candidate_kernel(const __grid_constant__ SampleParams p) {
-  each_row(p.input, p.num_outputs, p.vocab_size,
+  for_rows(p.input, p.num_outputs, p.vocab_size,
            [&](PipelinedRow& stream, int64_t row, const Source& source, const Source& next) {
              FewRow x{stream};
              draw_candidates<kLogits>(x, p, row, source, next);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
 // Draws from softmax(l / T) without filters; counterpart of unfiltered.cuh.
 __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     logits_kernel(const __grid_constant__ SampleParams p) {
-  each_row(p.input, p.num_outputs, p.vocab_size,
+  for_rows(p.input, p.num_outputs, p.vocab_size,
            [&](PipelinedRow& x, int64_t row, const Source& source, const Source& next) {
              const float scale = exponent_scale(p.temperature.get_real(row, row));
              x.pass(source, next, 2, -INFINITY, [&](Chunk& one, Chunk& other, int pair) {
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
                x.put_sums(x.maxima(), pair, of.maximum), x.put_sums(x.sums(), pair, of.sum);
              });
              __syncthreads();
-             const float top = largest_of(x.maxima(), x.engine.chunks);
-             rescale(x.sums(), x.maxima(), x.engine.chunks, top, scale);
+             const float top = largest_of(x.maxima(), x.cluster.chunks);
+             rescale(x.sums(), x.maxima(), x.cluster.chunks, top, scale);
              const Exponential exponential{-INFINITY, top, scale};
              x.draw_from(source, -INFINITY, p, row, x.totals(), 0.0f, exponential);
            });

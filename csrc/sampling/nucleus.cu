@@ -8,7 +8,7 @@ namespace flashinfer::cuda {
 
 // Call work(x, row, its elements, elements of the CTA's next row).
 template <typename T, typename F>
-__device__ __forceinline__ void each_nucleus(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
+__device__ __forceinline__ void for_nucleus(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
   NucleusRow x(static_cast<int>(n));
   wait_for_inputs();
   launch_dependents();
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_map_kernel(const _
       const Normalizer by = Normalizer::of(totals.real());
       x.map(elements, to, [&](float value) { return value >= t ? by(value) : 0.0f; });
     } else {
-      const float otherwise = top_p == top_p && x.engine.largest_bits(x.sums(), x.engine.chunks) == 0 ? 0.0f : NAN;
+      const float otherwise = top_p == top_p && x.cluster.largest_bits(x.sums(), x.cluster.chunks) == 0 ? 0.0f : NAN;
       x.map(elements, to, [&](float) { return otherwise; });
     }
     __syncthreads();
@@ -60,7 +60,7 @@ inline Shape nucleus_shape(const RowsOf& rows, int64_t count, int64_t least, int
   const int64_t piece = 4 * (rows.dtype == DType::kFloat32 ? 4 : 2);
   const bool serves = count >= least && PipelinedRow::fits(vocab_size) && vocab_size % 4 == 0 && rows.stride % 4 == 0 &&
                       reinterpret_cast<uintptr_t>(rows.data) % piece == 0 &&
-                      NucleusRow::bytes() + static_cast<int64_t>(sizeof(Known)) <= shared_memory(device);
+                      NucleusRow::bytes() + static_cast<int64_t>(sizeof(NucleusState)) <= shared_memory(device);
   return {1, kNucleusThreads, serves ? NucleusRow::bytes() : 0, false};
 }
 

@@ -1,20 +1,20 @@
-// Histograms: search for the bin in which the sum of bins, from the top down, reaches a number.
+// Histograms: find the bin at which the sum over the bins, from the top down, reaches a number.
 #pragma once
 
-#include <flashinfer/cuda/sampling/engine.cuh>
+#include <flashinfer/cuda/sampling/cluster_row.cuh>
 
 namespace flashinfer::cuda {
 
-struct Found {
+struct FoundBin {
   uint32_t position;  // index from the top
   uint64_t above;     // sum of the bins above
   uint64_t value;     // value of the bin
 };
 
-// Return the first position whose running sum reaches `need`. A thread holds kN positions from threadIdx.x * kN
-// on. `last` is returned if all values are 0.
+// Return the first position at which the running sum reaches `need`, or `last` if all values are 0. A thread has kN
+// positions, from threadIdx.x * kN on.
 template <int kN>
-__device__ __forceinline__ Found find(const uint64_t (&values)[kN], uint64_t need, uint32_t last) {
+__device__ __forceinline__ FoundBin find_bin(const uint64_t (&values)[kN], uint64_t need, uint32_t last) {
   const int lane = lane_id(), warp = threadIdx.x / 32;
   uint64_t own = 0;
 #pragma unroll
@@ -61,9 +61,10 @@ struct Bins {
   }
 };
 
-// Weight of an element in the sums of a bin: an integer of 2 * bits bits, in two words that cannot overflow.
+// Weight of an element: an integer of 2 * bits bits. A bin sums its lower and upper half in two words, so neither
+// overflows.
 struct Weights {
-  float first, second;  // factors of an element; their product may exceed a float
+  float first, second;  // two factors, because their product may not fit into a float
   int bits;
 
   // Weights for keys up to `high`, which are the bits of numbers >= 0.
@@ -81,15 +82,23 @@ struct Weights {
   __device__ __forceinline__ uint64_t sum(uint32_t low, uint32_t high) const { return (uint64_t{high} << bits) + low; }
 };
 
-// Key of a threshold, and the count or sum of the elements with that key.
-struct Edge {
+// Return the weight of x in a histogram whose weights sum to 2^30: x / total * 2^30, rounded. `share` divides by
+// total * 2^-30.
+__device__ __forceinline__ uint32_t share_weight(float x, Normalizer share) {
+  // The addition rounds, unless the integer takes more than 23 bits.
+  const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
+  return sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
+}
+
+// Key of a threshold, and the number or the sum of the elements with that key.
+struct ThresholdKey {
   uint32_t key;
   uint64_t value;
 };
 
-// Return the largest threshold whose kept sum reaches `target`. kept(key) returns the exact sum of the elements
-// >= key. `guess` comes from rounded sums and is off by few elements. The search starts there with steps that grow
-// eightfold, then bisects.
+// Return the largest threshold at which the sum of kept elements reaches `target`. kept(key) returns the exact sum of
+// the elements >= key. `guess` comes from rounded sums, so it may be wrong by a few elements. The search starts there
+// with steps that grow eightfold, then bisects.
 template <typename Kept>
 __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_sum, uint32_t max_key, double target,
                                                   FixedPoint fixed, const Kept& kept) {
@@ -108,13 +117,13 @@ __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_su
 // Return the exact threshold. A histogram of rounded weights (`mass` corresponds to 2^30) has found its bin: `above` is
 // the weight of all bins above it, `high` its last key. edge_of(need) searches the bin. If rounding led to a wrong
 // element, the exact sum above the bin corrects `need`.
-template <typename FindEdge, typename Kept>
+template <typename FindKey, typename Kept>
 __device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,
                                                  uint32_t high, uint32_t max_key, double target, FixedPoint fixed,
-                                                 const FindEdge& edge_of, const Kept& kept) {
+                                                 const FindKey& find_key, const Kept& kept) {
   double missing = static_cast<double>(share > above ? share - above : 1) * (mass * 0x1p-30);
   for (bool is_guess = true;; is_guess = false) {
-    const Edge edge = edge_of(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.factor())) : 1);
+    const ThresholdKey edge = find_key(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.factor())) : 1);
     const double edge_sum = static_cast<double>(edge.value) / weights.factor(), sum = kept(edge.key);
     if (!is_guess || (sum >= target && sum - edge_sum < target))
       return refine_threshold(edge.key, edge_sum, max_key, target, fixed, kept);

@@ -60,8 +60,8 @@ struct FewRow : PipelinedRow {
     pass(source, next, 1, kLogits ? -INFINITY : 0.0f, [&](Chunk& one, Chunk& other, int pair) {
       also(pair);
       if constexpr (!kLogits) {
-        one.each([](float& x) { x = max_nan(x, 0.0f); });
-        other.each([](float& x) { x = max_nan(x, 0.0f); });
+        one.for_each([](float& x) { x = max_nan(x, 0.0f); });
+        other.for_each([](float& x) { x = max_nan(x, 0.0f); });
         put_sums(sums(), pair, pair_sum(one, other, [](float x) { return x; }));
         if (!collects) return;
       }
@@ -74,7 +74,7 @@ struct FewRow : PipelinedRow {
       }
       if (pair == 0) {  // all warps have a first pair
         if (f.top_k.on) {
-          const uint32_t reached = reached_by(Key::key(own), static_cast<uint32_t>(f.top_k.k));
+          const uint32_t reached = lower_bound_of_kth(Key::key(own), static_cast<uint32_t>(f.top_k.k));
           bound = fmaxf(bound, kLogits ? Signed::real(reached) : __uint_as_float(reached));
         }
         __syncthreads();
@@ -100,7 +100,7 @@ struct FewRow : PipelinedRow {
 
   // Sum the collected elements >= t.
   __device__ __forceinline__ void sum_collected(float t) {
-    engine.sums_at ^= 1;
+    cluster.sums_buffer ^= 1;
     sum_collected_of(*this, t);
   }
   __device__ __noinline__ static void sum_collected_of(FewRow row, float t) { row.put_collected_sums(t); }
@@ -148,8 +148,8 @@ struct FewRow : PipelinedRow {
                                                   uint32_t max_key) {
     if (!(p > 0)) return max_key;
     const double target = p * row.real();
-    const Weights weights = Weights::of(max_key, engine.n);
-    const Edge edge =
+    const Weights weights = Weights::of(max_key, cluster.n);
+    const ThresholdKey edge =
         search<true>(*this, count, least, max_key, static_cast<uint64_t>(ceil(target * weights.factor())), weights);
     const double kept = kept_from(edge.key, row), edges = static_cast<double>(edge.value) / weights.factor();
     if (kept >= target && kept - edges < target) return edge.key;
@@ -168,11 +168,11 @@ struct FewRow : PipelinedRow {
 // Sample a row with too many candidates: reread it.
 template <bool kLogits>
 __device__ __noinline__ void sample_again(const SampleParams& p, const Source& source, int64_t row) {
-  GlobalRow engine = GlobalRow::of(p.vocab_size);
+  GlobalRow cluster = GlobalRow::of(p.vocab_size);
   set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.subtracts = false; });
   Totals totals{{1, 1}, 0, false};
-  const float t = prepare_row<kLogits>(p, engine, Filters::of(p, row, row), totals);
-  draw_run(p, engine, row, row + 1, totals, t);
+  const float t = prepare_row<kLogits>(p, cluster, Filters::of(p, row, row), totals);
+  draw_run(p, cluster, row, row + 1, totals, t);
   __syncthreads();
 }
 

@@ -24,13 +24,13 @@ __device__ __forceinline__ bool accepts(const ChainParams& p, int64_t request, i
 
 __device__ __forceinline__ void load_probs(Chunk& chunk, const Source& from, int c) {
   from.load(chunk, int64_t{c} * kSumChunk, 0.0f);
-  chunk.each([](float& x) { x = max_nan(x, 0.0f); });
+  chunk.for_each([](float& x) { x = max_nan(x, 0.0f); });
 }
 
 __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ ChainParams p) {
-  GlobalRow engine = GlobalRow::of(p.vocab_size);
-  const int64_t request = blockIdx.x / engine.size, n = p.num_draft;
-  engine.start();
+  GlobalRow cluster = GlobalRow::of(p.vocab_size);
+  const int64_t request = blockIdx.x / cluster.size, n = p.num_draft;
+  cluster.start();
   wait_for_inputs();
   launch_dependents();
   const auto draft = [&](int64_t j) {
@@ -53,11 +53,11 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   set_scratch([&](Scratch& s) { s.source = source, s.subtracted = subtracted, s.subtracts = subtracts, s.remap = {}; });
   // Sums of max(target - draft, 0). The array of the maxima holds sums of the target, for the case that all
   // differences are 0.
-  engine.begin_pass(2 * engine.chunks);
-  engine.each_own([&](int c) {
+  cluster.begin_pass(2 * cluster.chunks);
+  cluster.for_own_chunks([&](int c) {
     Chunk chunk;
     load_probs(chunk, source, c);
-    engine.broadcast(engine.maxima() + c, chunk_sum(chunk));
+    cluster.broadcast(cluster.maxima() + c, chunk_sum(chunk));
     if (subtracts) {
       Chunk other;
       load_probs(other, subtracted, c);
@@ -67,18 +67,18 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
         for (int i = 0; i < 4; ++i) chunk.at[j][i] = max_nan(chunk.at[j][i] - other.at[j][i], 0.0f);
       }
     }
-    engine.broadcast(engine.sums() + c, chunk_sum(chunk));
+    cluster.broadcast(cluster.sums() + c, chunk_sum(chunk));
   });
-  engine.end_pass(), ++engine.pass;
-  Totals totals = engine.totals();
+  cluster.end_pass(), ++cluster.pass;
+  Totals totals = cluster.totals();
   if (!totals.valid) {
     set_scratch([](Scratch& s) { s.subtracts = false; });
-    for (int c = threadIdx.x; c < engine.chunks; c += blockDim.x) engine.sums()[c] = engine.maxima()[c];
+    for (int c = threadIdx.x; c < cluster.chunks; c += blockDim.x) cluster.sums()[c] = cluster.maxima()[c];
     __syncthreads();
-    totals = engine.totals();
+    totals = cluster.totals();
   }
-  if (engine.rank == 0 && engine.warp() == 0) {
-    const Draw<false> draw(engine, totals, 0.0f);
+  if (cluster.rank == 0 && cluster.warp() == 0) {
+    const Draw<false> draw(cluster, totals, 0.0f);
     const int64_t token = draw(p.random.draw(request, 0));
     for (int64_t j = lane_id(); j <= n; j += 32) {
       p.tokens[request * (n + 1) + j] = static_cast<int32_t>(j < emitted    ? p.draft_token(request, j)
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
       add_count(p.emitted, p.wide_emitted, request, emitted);
     }
   }
-  engine.sync_reads();
+  cluster.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

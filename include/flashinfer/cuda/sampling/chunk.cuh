@@ -22,7 +22,7 @@ struct Chunk {
   float at[4][4];
 
   template <typename F>
-  __device__ __forceinline__ void each(const F& f) {
+  __device__ __forceinline__ void for_each(const F& f) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -71,7 +71,8 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x, const F& value) {
   float s[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) s[c] = (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
-  // Add lanes 16 apart, two of the four sums each; then lanes 8 apart, one each; then the rest of the lanes.
+  // Reduce-scatter four sums: over lanes 16 apart, two sums per lane remain. Over lanes 8 apart, one remains. Then add
+  // that sum over the other lanes.
   const bool high = lane & 16, odd = lane & 8;
   const float a = (high ? s[2] : s[0]) + __shfl_xor_sync(kAllLanes, high ? s[0] : s[2], 16);
   const float b = (high ? s[3] : s[1]) + __shfl_xor_sync(kAllLanes, high ? s[1] : s[3], 16);
@@ -85,7 +86,7 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x) {
   return chunk_sum(x, [](float value) { return value; });
 }
 
-// First sums of a chunk: at[c] of lane l is the sum of the four elements l * 4 + c + 128 j.
+// Sums of a lane's elements of a chunk: at[c] of lane l sums the four elements l * 4 + c + 128 j.
 struct Sums {
   float at[4];
 };
@@ -98,7 +99,8 @@ __device__ __forceinline__ Sums first_sums(const Chunk& x, const F& value) {
   return s;
 }
 
-// Return the sums of two chunks from their first sums. Lanes below 16 get that of the first chunk.
+// Return the sum of one of two chunks from first_sums() of both: of the first chunk in lanes below 16, of the second
+// in the others.
 __device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second) {
   const int lane = lane_id();
   const bool high = lane & 16, eight = lane & 8, four = lane & 4;
@@ -116,7 +118,7 @@ __device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second)
   return sum;
 }
 
-// Return the sums of two chunks, in fewer steps than two calls of chunk_sum().
+// The same from the chunks. It takes fewer steps than two calls of chunk_sum().
 template <typename F>
 __device__ __forceinline__ float pair_sum(const Chunk& first, const Chunk& second, const F& value) {
   return pair_sum(first_sums(first, value), first_sums(second, value));
@@ -162,8 +164,8 @@ __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& secon
 // Return the size in bytes of an element of a row.
 __device__ __forceinline__ int size_of_row_type(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-// Load with a global-memory instruction, because the compiler loses the address space of pointers in structs. With
-// `reread`, the load asks the L2 cache to hold it longer.
+// Load with ld.global, because the compiler loses the address space of pointers in structs. `reread` sets an L2 hint
+// that keeps the line longer.
 template <typename T>
 __device__ __forceinline__ Vec<T, 4> read4(const T* from, bool reread) {
   using Raw = typename RawVec<4 * sizeof(T)>::Type;
@@ -187,7 +189,7 @@ struct Source {
   const char* data;
   DType dtype;
   int64_t n;
-  bool is_aligned;  // every chunk allows loads of four elements
+  bool is_aligned;  // chunks may be loaded four elements at a time
 
   __device__ static Source of(const RowsOf& rows, int64_t offset, int64_t n) {
     const char* data = static_cast<const char*>(rows.data) + offset * size_of_row_type(rows.dtype);

@@ -2,29 +2,29 @@
 // processes two chunks at a time. A thread accesses only elements that it has stored itself, so passes need no
 // barrier.
 //
-// Definitions, sums and their order equal those of engine.cuh.
+// Definitions, sums and their order equal those of cluster_row.cuh.
 #pragma once
 
-#include <flashinfer/cuda/sampling/engine.cuh>
+#include <flashinfer/cuda/sampling/cluster_row.cuh>
 
 namespace flashinfer::cuda {
 
-constexpr int kClusterSmemThreads = 256, kClusterSmemBlocks = 3;  // threads of a CTA; CTAs per SM
+constexpr int kClusterSmemThreads = 256, kClusterSmemBlocks = 3;  // threads per CTA; CTAs per SM
 constexpr int kClusterSmemWarps = kClusterSmemThreads / 32;
-constexpr int kOwnChunks = 32;                                // of a CTA, at most
-constexpr int kClusterSmemChunks = kMaxCluster * kOwnChunks;  // of a row, at most
-constexpr int kOwnKeys = 512;                                 // keys that a CTA gathers, at most
-constexpr int kFewKeys = 256;                                 // keys that are copied and ranked one by one, at most
+constexpr int kChunksPerCta = 32;                                // largest number of chunks of a CTA
+constexpr int kClusterSmemChunks = kMaxCluster * kChunksPerCta;  // largest number of chunks of a row
+constexpr int kKeysPerCta = 512;                                 // largest number of keys that a CTA gathers
+constexpr int kRankedKeys = 256;  // largest number of keys that are copied and ranked one by one
 
 struct ClusterSmem {
-  GlobalRow engine;
+  GlobalRow cluster;
 
   // Bytes of two arrays of sums, one of maxima, bins, keys and the chunks.
   static int64_t bytes(int64_t own) {
-    return (3 * kClusterSmemChunks + kBins + kOwnKeys + kFewKeys + own * kSumChunk) * int64_t{4};
+    return (3 * kClusterSmemChunks + kBins + kKeysPerCta + kRankedKeys + own * kSumChunk) * int64_t{4};
   }
   __device__ __forceinline__ float* sums() const {
-    return reinterpret_cast<float*>(shared_bytes()) + engine.sums_at * kClusterSmemChunks;
+    return reinterpret_cast<float*>(shared_bytes()) + cluster.sums_buffer * kClusterSmemChunks;
   }
   __device__ __forceinline__ float* maxima() const {
     return reinterpret_cast<float*>(shared_bytes()) + 2 * kClusterSmemChunks;
@@ -33,29 +33,29 @@ struct ClusterSmem {
     return reinterpret_cast<uint32_t*>(shared_bytes()) + 3 * kClusterSmemChunks;
   }
   __device__ __forceinline__ uint32_t* keys() const { return bins() + kBins; }
-  __device__ __forceinline__ uint32_t* few_keys() const { return keys() + kOwnKeys; }
+  __device__ __forceinline__ uint32_t* ranked_keys() const { return keys() + kKeysPerCta; }
 
-  // The warp's chunks.
-  __device__ __forceinline__ int chunk(int which) const {
-    return engine.first + engine.warp() + which * kClusterSmemWarps;
+  // Number of the warp's chunk `warp_chunk` in the row.
+  __device__ __forceinline__ int chunk(int warp_chunk) const {
+    return cluster.first + cluster.warp() + warp_chunk * kClusterSmemWarps;
   }
-  __device__ __forceinline__ bool has(int which) const {
-    return engine.warp() + which * kClusterSmemWarps < engine.own;
+  __device__ __forceinline__ bool has(int warp_chunk) const {
+    return cluster.warp() + warp_chunk * kClusterSmemWarps < cluster.num_own;
   }
 
   // Return the thread's part of a chunk in shared memory.
-  __device__ __forceinline__ float4* at(int which) const {
-    float* row =
-        reinterpret_cast<float*>(few_keys() + kFewKeys) + (engine.warp() + which * kClusterSmemWarps) * kSumChunk;
+  __device__ __forceinline__ float4* at(int warp_chunk) const {
+    float* row = reinterpret_cast<float*>(ranked_keys() + kRankedKeys) +
+                 (cluster.warp() + warp_chunk * kClusterSmemWarps) * kSumChunk;
     return reinterpret_cast<float4*>(row + part_start(0));
   }
-  __device__ __forceinline__ void put(const Chunk& x, int which) const {
-    float4* to = at(which);
+  __device__ __forceinline__ void store_warp_chunk(const Chunk& x, int warp_chunk) const {
+    float4* to = at(warp_chunk);
 #pragma unroll
     for (int j = 0; j < 4; ++j) to[32 * j] = make_float4(x.at[j][0], x.at[j][1], x.at[j][2], x.at[j][3]);
   }
-  __device__ __forceinline__ void get(Chunk& x, int which) const {
-    const float4* from = at(which);
+  __device__ __forceinline__ void load_warp_chunk(Chunk& x, int warp_chunk) const {
+    const float4* from = at(warp_chunk);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float4 four = from[32 * j];
@@ -65,56 +65,56 @@ struct ClusterSmem {
 
   // Call f(chunk, which) for the warp's chunks.
   template <typename F>
-  __device__ __forceinline__ void each_chunk(const F& f) const {
+  __device__ __forceinline__ void for_chunks(const F& f) const {
 #pragma unroll 1
-    for (int which = 0; has(which); ++which) {
+    for (int warp_chunk = 0; has(warp_chunk); ++warp_chunk) {
       Chunk x;
-      get(x, which);
-      f(x, which);
+      load_warp_chunk(x, warp_chunk);
+      f(x, warp_chunk);
     }
   }
   template <typename F>
-  __device__ __forceinline__ void each(const F& f) const {
-    each_chunk([&](Chunk& x, int) { x.each([&](float& value) { f(value); }); });
+  __device__ __forceinline__ void for_each(const F& f) const {
+    for_chunks([&](Chunk& x, int) { x.for_each([&](float& value) { f(value); }); });
   }
 
   // Call f(first, second, which) for pairs of the warp's chunks. A missing second chunk is 0.
   template <typename F>
-  __device__ __forceinline__ void each_two(const F& f) const {
+  __device__ __forceinline__ void for_chunk_pairs(const F& f) const {
 #pragma unroll 1
-    for (int which = 0; has(which); which += 2) {
+    for (int warp_chunk = 0; has(warp_chunk); warp_chunk += 2) {
       Chunk one, other;
-      get(one, which);
-      if (has(which + 1)) {
-        get(other, which + 1);
+      load_warp_chunk(one, warp_chunk);
+      if (has(warp_chunk + 1)) {
+        load_warp_chunk(other, warp_chunk + 1);
       } else {
-        other.each([](float& x) { x = 0; });
+        other.for_each([](float& x) { x = 0; });
       }
-      f(one, other, which);
+      f(one, other, warp_chunk);
     }
   }
-  __device__ __forceinline__ void put_two(const Chunk& one, const Chunk& other, int which) const {
-    put(one, which);
-    if (has(which + 1)) put(other, which + 1);
+  __device__ __forceinline__ void store_pair(const Chunk& one, const Chunk& other, int warp_chunk) const {
+    store_warp_chunk(one, warp_chunk);
+    if (has(warp_chunk + 1)) store_warp_chunk(other, warp_chunk + 1);
   }
-  __device__ __forceinline__ void broadcast(float* to, int which, float value) const {
-    engine.broadcast_pair(to, chunk(which), has(which + 1), value);
+  __device__ __forceinline__ void broadcast(float* to, int warp_chunk, float value) const {
+    cluster.broadcast_pair(to, chunk(warp_chunk), has(warp_chunk + 1), value);
   }
 
   // Read the row from global memory, in the first pass. The first loads are issued before the cluster has started.
   template <typename F>
   __device__ __forceinline__ void read(const Source& source, float padding, const F& f) const {
 #pragma unroll 1
-    for (int which = 0; which == 0 || has(which); which += 2) {
+    for (int warp_chunk = 0; warp_chunk == 0 || has(warp_chunk); warp_chunk += 2) {
       Chunk one, other;
-      if (has(which)) source.load(one, int64_t{chunk(which)} * kSumChunk, padding);
-      if (has(which + 1)) {
-        source.load(other, int64_t{chunk(which + 1)} * kSumChunk, padding);
+      if (has(warp_chunk)) source.load(one, int64_t{chunk(warp_chunk)} * kSumChunk, padding);
+      if (has(warp_chunk + 1)) {
+        source.load(other, int64_t{chunk(warp_chunk + 1)} * kSumChunk, padding);
       } else {
-        other.each([&](float& x) { x = padding; });
+        other.for_each([&](float& x) { x = padding; });
       }
-      if (which == 0) engine.wait();
-      if (has(which)) f(one, other, which);
+      if (warp_chunk == 0) cluster.wait();
+      if (has(warp_chunk)) f(one, other, warp_chunk);
     }
   }
 
@@ -122,48 +122,48 @@ struct ClusterSmem {
   // Broadcast all sums and, with kMaxima, all maxima.
   template <bool kMaxima, typename Read, typename F>
   __device__ __forceinline__ void transform(const Read& read, const F& change) {
-    engine.sums_at ^= 1, engine.summed = -1;
-    engine.begin_pass(kMaxima ? 2 * engine.chunks : engine.chunks);
-    read([&](Chunk& one, Chunk& other, int which) {
-      one.each([&](float& x) { x = change(x); });
-      other.each([&](float& x) { x = change(x); });
-      put_two(one, other, which);
-      if constexpr (kMaxima) broadcast(maxima(), which, pair_max<true>(one, other));
-      broadcast(sums(), which, pair_sum(one, other, [](float x) { return x; }));
+    cluster.sums_buffer ^= 1, cluster.sum_threshold = -1;
+    cluster.begin_pass(kMaxima ? 2 * cluster.chunks : cluster.chunks);
+    read([&](Chunk& one, Chunk& other, int warp_chunk) {
+      one.for_each([&](float& x) { x = change(x); });
+      other.for_each([&](float& x) { x = change(x); });
+      store_pair(one, other, warp_chunk);
+      if constexpr (kMaxima) broadcast(maxima(), warp_chunk, pair_max<true>(one, other));
+      broadcast(sums(), warp_chunk, pair_sum(one, other, [](float x) { return x; }));
     });
-    engine.end_pass(), ++engine.pass;
+    cluster.end_pass(), ++cluster.pass;
   }
   template <bool kMaxima, typename F>
   __device__ __forceinline__ void transform(const F& change) {
-    transform<kMaxima>([&](const auto& f) { each_two(f); }, change);
+    transform<kMaxima>([&](const auto& f) { for_chunk_pairs(f); }, change);
   }
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima(const Source& source, float padding) {
-    engine.begin_pass(engine.chunks);
-    read(source, padding, [&](Chunk& one, Chunk& other, int which) {
-      put_two(one, other, which);
-      broadcast(maxima(), which, pair_max<kNaN>(one, other));
+    cluster.begin_pass(cluster.chunks);
+    read(source, padding, [&](Chunk& one, Chunk& other, int warp_chunk) {
+      store_pair(one, other, warp_chunk);
+      broadcast(maxima(), warp_chunk, pair_max<kNaN>(one, other));
     });
-    engine.end_pass(), ++engine.pass;
+    cluster.end_pass(), ++cluster.pass;
   }
   __device__ __forceinline__ void sum_kept(float t) {
-    if (engine.summed == t) return;
-    engine.sums_at ^= 1, engine.summed = t;
-    engine.begin_pass(engine.chunks);
-    each_two([&](const Chunk& one, const Chunk& other, int which) {
-      broadcast(sums(), which, pair_sum(one, other, [t](float x) { return x >= t ? x : 0.0f; }));
+    if (cluster.sum_threshold == t) return;
+    cluster.sums_buffer ^= 1, cluster.sum_threshold = t;
+    cluster.begin_pass(cluster.chunks);
+    for_chunk_pairs([&](const Chunk& one, const Chunk& other, int warp_chunk) {
+      broadcast(sums(), warp_chunk, pair_sum(one, other, [t](float x) { return x >= t ? x : 0.0f; }));
     });
-    engine.end_pass(), ++engine.pass;
+    cluster.end_pass(), ++cluster.pass;
   }
 
   // Add the sums of all chunks, one per thread.
-  __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t max_bits) const {
+  __device__ __forceinline__ Totals fixed_total(FixedPoint fixed, uint32_t max_bits) const {
     __shared__ uint64_t parts[kClusterSmemWarps];
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     const int c = threadIdx.x;
-    const uint64_t own = lanes_sum<32>(valid && c < engine.chunks ? fixed(sums()[c]) : 0);
+    const uint64_t own = lanes_sum<32>(valid && c < cluster.chunks ? fixed(sums()[c]) : 0);
     __syncthreads();  // parts are no longer read
-    if (lane_id() == 0) parts[engine.warp()] = own;
+    if (lane_id() == 0) parts[cluster.warp()] = own;
     __syncthreads();
     uint64_t total = 0;
 #pragma unroll
@@ -171,14 +171,14 @@ struct ClusterSmem {
     return {fixed, total, valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
-    return add_up(fixed, engine.largest_bits(sums(), engine.chunks));
+    return fixed_total(fixed, cluster.largest_bits(sums(), cluster.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t max_bits = engine.largest_bits(sums(), engine.chunks);
-    return add_up(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
+    const uint32_t max_bits = cluster.largest_bits(sums(), cluster.chunks);
+    return fixed_total(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
   __device__ __forceinline__ float largest() const {
-    return __uint_as_float(engine.largest_bits(maxima(), engine.chunks));
+    return __uint_as_float(cluster.largest_bits(maxima(), cluster.chunks));
   }
 };
 

@@ -46,8 +46,8 @@ struct ClusterSmemRow : ClusterSmemSearch {
   // to Scratch.
   __device__ __forceinline__ void choose_chunk(const SampleParams& p, int64_t output, const Totals& totals) const {
     const float* of_chunks = sums();
-    const int per_lane = (engine.chunks + 31) / 32, from = lane_id() * per_lane,
-              to = min(from + per_lane, engine.chunks);
+    const int per_lane = (cluster.chunks + 31) / 32, from = lane_id() * per_lane,
+              to = min(from + per_lane, cluster.chunks);
     uint64_t own = 0;
     for (int c = from; c < to; ++c) own += totals.fixed(of_chunks[c]);
     const uint64_t end = warp_inclusive_sum(own);
@@ -65,36 +65,36 @@ struct ClusterSmemRow : ClusterSmemSearch {
   // draws.
   __device__ __forceinline__ void draw(const SampleParams& p, int64_t output, const Totals& totals, float t) const {
     if (!totals.valid) {
-      if (engine.rank == 0 && threadIdx.x == 0) put_sample(p, output, 0, false);
+      if (cluster.rank == 0 && threadIdx.x == 0) write_sample(p, output, 0, false);
       return;
     }
-    if (engine.warp() == 0) choose_chunk(p, output, totals);
+    if (cluster.warp() == 0) choose_chunk(p, output, totals);
     __syncthreads();
     const int c = scratch().found_position;
-    each_chunk([&](const Chunk& x, int which) {
-      if (chunk(which) == c) find_in_chunk(x, c, scratch().found_above, p, output, totals, t);
+    for_chunks([&](const Chunk& x, int warp_chunk) {
+      if (chunk(warp_chunk) == c) find_in_chunk(x, c, scratch().found_above, p, output, totals, t);
     });
   }
   // Draw from a row in global memory, whose elements are change(x). One warp draws, and the others need not wait.
   template <typename F>
   __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
                                             const Totals& totals, float t, const F& change) const {
-    if (engine.warp() != 0) return;
+    if (cluster.warp() != 0) return;
     if (!totals.valid) {
-      if (lane_id() == 0) put_sample(p, output, 0, false);
+      if (lane_id() == 0) write_sample(p, output, 0, false);
       return;
     }
     choose_chunk(p, output, totals);
     const int c = scratch().found_position;
     Chunk x;
     source.load(x, int64_t{c} * kSumChunk, padding);
-    x.each([&](float& value) { value = change(value); });
+    x.for_each([&](float& value) { value = change(value); });
     find_in_chunk(x, c, scratch().found_above, p, output, totals, t);
   }
 
   __device__ __forceinline__ void find_in_chunk(const Chunk& x, int c, uint64_t share, const SampleParams& p,
                                                 int64_t output, const Totals& totals, float t) const {
-    const int count = min(engine.left(c), kSumChunk);
+    const int count = min(cluster.remaining(c), kSumChunk);
     const auto is_kept = [&](float value, int index) { return value > 0 && value >= t && index < count; };
     int token = -1, last = -1, part = -1;
     uint64_t own[4] = {}, ends[4], start = 0, before = 0;
@@ -123,7 +123,7 @@ struct ClusterSmemRow : ClusterSmemSearch {
     }
     // Without an element because of rounding, draw the last kept one.
     const int max_token = __reduce_max_sync(kAllLanes, token), kept = __reduce_max_sync(kAllLanes, last);
-    if (lane_id() == 0) put_sample(p, output, int64_t{c} * kSumChunk + (max_token >= 0 ? max_token : kept), true);
+    if (lane_id() == 0) write_sample(p, output, int64_t{c} * kSumChunk + (max_token >= 0 ? max_token : kept), true);
   }
 };
 

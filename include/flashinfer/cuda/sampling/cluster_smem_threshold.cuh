@@ -1,6 +1,6 @@
-// Thresholds of rows that a cluster holds, by the algorithm of threshold.cuh.
+// Thresholds of rows in the smem of a cluster, by the algorithm of threshold.cuh.
 //
-// Histograms and candidates share the memory of the bins: two histograms used alternately, the keys that a
+// The memory of the bins has these areas: two histograms used alternately, the keys that a
 // CTA finds, and a copy of the keys of all CTAs. All CTAs synchronise once between a read of an area and its
 // next write.
 #pragma once
@@ -10,37 +10,37 @@
 
 namespace flashinfer::cuda {
 
-// Keys that the CTAs of a cluster have found. Lane r holds the number of keys of CTA r.
+// Numbers of keys that the CTAs of a cluster have gathered. `count` of lane r is that of CTA r.
 struct Gathered {
   bool fits;
   uint32_t total, count;
 };
 
 struct ClusterSmemSearch : ClusterSmem {
-  // Sum the bins of all CTAs: the thread's words, from the top down.
-  static constexpr int kEach = kBins / 256;
-  __device__ __forceinline__ void merge(uint32_t (&words)[kEach]) const {
-    engine.sync();
+  // Sum the bins over all CTAs. A thread has kBinsPerThread words, from the top bin down.
+  static constexpr int kBinsPerThread = kBins / 256;
+  __device__ __forceinline__ void merge_bins(uint32_t (&words)[kBinsPerThread]) const {
+    cluster.sync();
 #pragma unroll
     for (uint32_t& word : words) word = 0;
-    if (threadIdx.x >= kBins / kEach) return;
+    if (threadIdx.x >= kBins / kBinsPerThread) return;
     const uint32_t* own = bins() + kBins - 4 - 4 * threadIdx.x;
 #pragma unroll 4
-    for (int r = 0; r < engine.size; ++r) {
+    for (int r = 0; r < cluster.size; ++r) {
       const uint4 part = ptx::load4_of_rank(ptx::of_rank(own, r));
       words[0] += part.w, words[1] += part.z, words[2] += part.y, words[3] += part.x;
     }
   }
   template <bool kMass>
-  __device__ __forceinline__ Found find_in(uint64_t need, Weights weights) const {
-    uint32_t words[kEach];
-    merge(words);
+  __device__ __forceinline__ FoundBin find_in(uint64_t need, Weights weights) const {
+    uint32_t words[kBinsPerThread];
+    merge_bins(words);
     if constexpr (kMass) {
       const uint64_t values[2] = {weights.sum(words[1], words[0]), weights.sum(words[3], words[2])};
-      return find(values, need, kBins / 2 - 1);
+      return find_bin(values, need, kBins / 2 - 1);
     } else {
       const uint64_t values[4] = {words[0], words[1], words[2], words[3]};
-      return find(values, need, kBins - 1);
+      return find_bin(values, need, kBins - 1);
     }
   }
 
@@ -48,7 +48,7 @@ struct ClusterSmemSearch : ClusterSmem {
   __device__ __forceinline__ Gathered gather(uint32_t low, uint32_t high) {
     if (threadIdx.x == 0) scratch().counter = 0;
     __syncthreads();
-    each_chunk([&](const Chunk& x, int) {
+    for_chunks([&](const Chunk& x, int) {
       uint32_t found = 0;
 #pragma unroll
       for (int i = 0; i < 16; ++i)
@@ -58,34 +58,34 @@ struct ClusterSmemSearch : ClusterSmem {
       uint32_t base = 0;
       if (lane_id() == 31) base = atomicAdd(&scratch().counter, end);
       base = __shfl_sync(kAllLanes, base, 31);
-      if (base + __shfl_sync(kAllLanes, end, 31) > kOwnKeys) return;
+      if (base + __shfl_sync(kAllLanes, end, 31) > kKeysPerCta) return;
       uint32_t* to = keys() + base + end - __popc(found);
 #pragma unroll
       for (int i = 0; i < 16; ++i)
         if (found >> i & 1) *to++ = Key::key(x.at[i / 4][i % 4]);
     });
-    engine.sync();
+    cluster.sync();
     const int lane = lane_id();
-    const uint32_t count = lane < engine.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
-    return {!__any_sync(kAllLanes, count > kOwnKeys), __reduce_add_sync(kAllLanes, count), count};
+    const uint32_t count = lane < cluster.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
+    return {!__any_sync(kAllLanes, count > kKeysPerCta), __reduce_add_sync(kAllLanes, count), count};
   }
 
   // Call f(key, index) for all gathered keys. The keys of a CTA are distributed over some of the warps.
   template <typename F>
-  __device__ __forceinline__ void each_key(const Gathered& all, const F& f) const {
-    const int parts = kClusterSmemWarps / engine.size, r = engine.warp() / parts, lane = lane_id();
-    if (r >= engine.size) return;
+  __device__ __forceinline__ void for_keys(const Gathered& all, const F& f) const {
+    const int parts = kClusterSmemWarps / cluster.size, r = cluster.warp() / parts, lane = lane_id();
+    if (r >= cluster.size) return;
     const uint32_t base = __reduce_add_sync(kAllLanes, lane < r ? all.count : 0),
                    n = __shfl_sync(kAllLanes, all.count, r);
     const uint32_t from = ptx::of_rank(keys(), r);
-    for (uint32_t i = (engine.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
+    for (uint32_t i = (cluster.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
       f(ptx::load_of_rank(from + 4 * i), base + i);
   }
 
-  // Return the need-th largest of a few keys; each thread ranks one.
-  __device__ __forceinline__ uint32_t rank_few(const Gathered& all, uint32_t need) const {
-    uint32_t* few = few_keys();
-    each_key(all, [&](uint32_t key, uint32_t number) { few[number] = key; });
+  // Return the need-th largest of at most kRankedKeys keys. Each thread ranks one key.
+  __device__ __forceinline__ uint32_t rank_keys(const Gathered& all, uint32_t need) const {
+    uint32_t* few = ranked_keys();
+    for_keys(all, [&](uint32_t key, uint32_t number) { few[number] = key; });
     __syncthreads();
     if (threadIdx.x < all.total) {
       const uint32_t own = few[threadIdx.x];
@@ -103,28 +103,28 @@ struct ClusterSmemSearch : ClusterSmem {
 
   // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the same.
   template <bool kMass>
-  __device__ __forceinline__ Edge search_gathered(const Gathered& all, uint32_t low, uint32_t high, uint64_t need,
-                                                  Weights weights) const {
-    constexpr int kEachBins = kLocalBins / 256;
+  __device__ __forceinline__ ThresholdKey search_gathered(const Gathered& all, uint32_t low, uint32_t high,
+                                                          uint64_t need, Weights weights) const {
+    constexpr int kLocalBinsPerThread = kLocalBins / 256;
     uint32_t* words = bins();
     uint64_t value;
     do {
       Bins<kLocalBins> split(low, high);
       clear(words, kMass ? 2 * kLocalBins : kLocalBins);
-      each_key(all, [&](uint32_t key, uint32_t) {
+      for_keys(all, [&](uint32_t key, uint32_t) {
         if (!split.holds(key)) return;
         if constexpr (kMass) weights.add(words + 2 * split.of(key), __uint_as_float(key));
         if constexpr (!kMass) atomicAdd(words + split.of(key), 1u);
       });
       __syncthreads();
-      uint64_t values[kEachBins];
+      uint64_t values[kLocalBinsPerThread];
 #pragma unroll
-      for (int i = 0; i < kEachBins; ++i) {
-        const int bin = kLocalBins - 1 - (kEachBins * static_cast<int>(threadIdx.x) + i);
+      for (int i = 0; i < kLocalBinsPerThread; ++i) {
+        const int bin = kLocalBins - 1 - (kLocalBinsPerThread * static_cast<int>(threadIdx.x) + i);
         values[i] = 0;
         if (bin >= 0) values[i] = kMass ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[bin];
       }
-      const Found found = find(values, need, kLocalBins - 1);
+      const FoundBin found = find_bin(values, need, kLocalBins - 1);
       need = need > found.above ? need - found.above : 1;
       split.narrow(kLocalBins - 1 - found.position);
       low = split.low, high = split.high, value = found.value;
@@ -134,26 +134,26 @@ struct ClusterSmemSearch : ClusterSmem {
 
   // Return the threshold in [low, high]. Gather the keys of the interval. While they are too many, narrow it by bins.
   template <typename Key, bool kMass>
-  __device__ __forceinline__ Edge resolve(uint32_t low, uint32_t high, uint64_t need, Weights weights) {
+  __device__ __forceinline__ ThresholdKey resolve(uint32_t low, uint32_t high, uint64_t need, Weights weights) {
     constexpr int kCount = kMass ? kBins / 2 : kBins;
     uint64_t value;
     do {
       const Gathered all = gather<Key>(low, high);
       if (all.fits) {
-        if (kMass || all.total > kFewKeys) return search_gathered<kMass>(all, low, high, need, weights);
+        if (kMass || all.total > kRankedKeys) return search_gathered<kMass>(all, low, high, need, weights);
         need = need > all.total ? all.total : need;
-        return {rank_few(all, static_cast<uint32_t>(need < 1 ? 1 : need)), 0};
+        return {rank_keys(all, static_cast<uint32_t>(need < 1 ? 1 : need)), 0};
       }
       Bins<kCount> split(low, high);
       uint32_t* words = bins();
       clear(words, kBins);
-      each([&](float x) {
+      for_each([&](float x) {
         const uint32_t key = Key::key(x);
         if (!split.holds(key)) return;
         if constexpr (kMass) weights.add(words + 2 * split.of(key), x);
         if constexpr (!kMass) atomicAdd(words + split.of(key), 1u);
       });
-      const Found found = find_in<kMass>(need, weights);
+      const FoundBin found = find_in<kMass>(need, weights);
       need = need > found.above ? need - found.above : 1;
       split.narrow(kCount - 1 - found.position);
       low = split.low, high = split.high, value = found.value;
@@ -162,7 +162,7 @@ struct ClusterSmemSearch : ClusterSmem {
   }
 
   // Return the k-th largest of one value per thread.
-  __device__ __forceinline__ uint32_t reached_by(uint32_t own, uint32_t k) const {
+  __device__ __forceinline__ uint32_t lower_bound_of_kth(uint32_t own, uint32_t k) const {
     uint32_t* all = bins();
     all[threadIdx.x] = own;
     __syncthreads();
@@ -181,23 +181,23 @@ struct ClusterSmemSearch : ClusterSmem {
   template <typename Key>
   __device__ __forceinline__ uint32_t top_k_key(uint32_t max_key, uint64_t k) {
     static_assert(kClusterSmemThreads >= kClusterSmemChunks);
-    if (2 * k <= static_cast<uint64_t>(engine.chunks)) {  // at least k chunks have an element that reaches it
-      const uint32_t own = threadIdx.x < engine.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
-      return resolve<Key, false>(reached_by(own, static_cast<uint32_t>(k)), max_key, k, {}).key;
+    if (2 * k <= static_cast<uint64_t>(cluster.chunks)) {  // at least k chunks have an element that reaches the bound
+      const uint32_t own = threadIdx.x < cluster.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
+      return resolve<Key, false>(lower_bound_of_kth(own, static_cast<uint32_t>(k)), max_key, k, {}).key;
     }
     const Octaves octaves = Octaves::up_to(max_key);
     uint32_t* words = bins();
     clear(words, kBins);
     // At least k threads have an element that reaches the k-th largest of the threads' maxima.
-    const bool few = k <= 4 * static_cast<uint64_t>(engine.chunks);
+    const bool few = k <= 4 * static_cast<uint64_t>(cluster.chunks);
     if (few) {
       uint32_t largest = 0;
-      each([&](float x) { largest = max(largest, Key::key(x)); });
+      for_each([&](float x) { largest = max(largest, Key::key(x)); });
       atomicAdd(words + octaves.of(largest), 1u);
     } else {
-      each([&](float x) { atomicAdd(words + octaves.of(Key::key(x)), 1u); });
+      for_each([&](float x) { atomicAdd(words + octaves.of(Key::key(x)), 1u); });
     }
-    const Found found = find_in<false>(k, {});
+    const FoundBin found = find_in<false>(k, {});
     const uint32_t bin = kBins - 1 - found.position;
     const uint32_t low = octaves.low(bin);
     uint32_t high = max_key;
@@ -212,30 +212,27 @@ struct ClusterSmemSearch : ClusterSmem {
     const uint32_t max_key = __float_as_uint(largest);
     const Octaves octaves = Octaves::up_to(max_key);
     const double mass = row.real(), target = p * mass;
-    const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / engine.n) * 0.999f);
+    const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / cluster.n) * 0.999f);
     const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
     uint32_t* words = bins();
     clear(words, kBins);
     {
       const Normalizer by = Normalizer::of(mass * 0x1p-30);
-      each([&](float x) {
+      for_each([&](float x) {
         const uint32_t key = __float_as_uint(x);
         if (key < least) return;
-        // The addition rounds, unless the integer takes more than 23 bits.
-        const float raised = x * by.up, sum = fmaf(raised, by.inverse, 0x1p23f);
-        const uint32_t weight = sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * by.inverse);
-        atomicAdd(words + octaves.of(key), weight);
+        atomicAdd(words + octaves.of(key), share_weight(x, by));
       });
     }
-    const Found found = find_in<false>(share, {});
+    const FoundBin found = find_in<false>(share, {});
     const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
-    const Weights weights = Weights::of(high, engine.n);
+    const Weights weights = Weights::of(high, cluster.n);
     const auto kept = [&](uint32_t key) {
       sum_kept(__uint_as_float(key));
       return totals(row.fixed).real();
     };
-    const auto edge_of = [&](uint64_t need) { return resolve<Unsigned, true>(low, high, need, weights); };
-    return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, edge_of, kept);
+    const auto find_key = [&](uint64_t need) { return resolve<Unsigned, true>(low, high, need, weights); };
+    return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, find_key, kept);
   }
 };
 

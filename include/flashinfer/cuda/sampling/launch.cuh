@@ -66,11 +66,11 @@ inline bool fits_cluster_smem(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int64_t chunks = num_chunks(vocab_size);
   return info.major >= 9 && chunks <= kClusterSmemChunks &&
-         rows * ((chunks + kOwnChunks - 1) / kOwnChunks) <= 2 * info.num_sms;
+         rows * ((chunks + kChunksPerCta - 1) / kChunksPerCta) <= 2 * info.num_sms;
 }
 
 inline Shape cluster_smem_shape(int64_t vocab_size) {
-  const int chunks = static_cast<int>(num_chunks(vocab_size)), size = (chunks + kOwnChunks - 1) / kOwnChunks;
+  const int chunks = static_cast<int>(num_chunks(vocab_size)), size = (chunks + kChunksPerCta - 1) / kChunksPerCta;
   return {size, kClusterSmemThreads, ClusterSmem::bytes(ResidentRow::own_chunks(chunks, size)), false};
 }
 

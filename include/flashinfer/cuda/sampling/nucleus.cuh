@@ -37,14 +37,14 @@ struct NucleusRow : NucleusSample {
       Bins<kBins> split(low, high);
       if (threadIdx.x == 0) in_bin = 0;
       clear(words, kBins);
-      each_collected(count, [&](float x) {
+      for_collected(count, [&](float x) {
         const uint32_t key = __float_as_uint(x);
         if (split.holds(key)) atomicAdd(words + split.of(key), weights(x));
       });
       __syncthreads();
       const int bin = kBins - 1 - 2 * static_cast<int>(threadIdx.x);
       const uint64_t values[2] = {words[bin], words[bin - 1]};
-      const Found found = find(values, need, kBins - 1);
+      const FoundBin found = find_bin(values, need, kBins - 1);
       need = need > found.above ? need - static_cast<uint32_t>(found.above) : 1;
       split.narrow(kBins - 1 - found.position);
       low = split.low, high = split.high;
@@ -52,7 +52,7 @@ struct NucleusRow : NucleusSample {
         const uint32_t weight = weights(__uint_as_float(low));
         return {low, sum_of(low, weight == 0 ? 0 : static_cast<uint32_t>(found.value) / weight)};
       }
-      each_collected(count, [&](float x) {
+      for_collected(count, [&](float x) {
         const uint32_t key = __float_as_uint(x);
         if (!split.holds(key)) return;
         const uint32_t at = ptx::atomic_add_shared(ptx::shared_address(&in_bin), 1);
@@ -80,7 +80,7 @@ struct NucleusRow : NucleusSample {
     if (threadIdx.x == 0) scratch().counts[0] = 0;
     __syncthreads();
     uint32_t max_key = 0;
-    each_collected(count, [&](float x) { max_key = max(max_key, x < high ? __float_as_uint(x) : 0u); });
+    for_collected(count, [&](float x) { max_key = max(max_key, x < high ? __float_as_uint(x) : 0u); });
     max_key = __reduce_max_sync(kAllLanes, max_key);
     if (lane_id() == 0) atomicMax(&scratch().counts[0], max_key);
     __syncthreads();
@@ -91,14 +91,14 @@ struct NucleusRow : NucleusSample {
   // those of the kept elements.
   __device__ __forceinline__ Resolved resolve(const Interval& interval, double target, FixedPoint fixed) {
     const uint32_t count = scratch().counter;
-    const double above = fixed.real(sum_of(engine.n, 0, 0, fixed));
+    const double above = fixed.real(sum_of(cluster.n, 0, 0, fixed));
     if (above >= target) return {Outcome::kAbove, 0, 0, above};
-    if (count > kCollectedGroups) return {Outcome::kTooMuch, 0, 0, above};
+    if (count > kCollectedGroups) return {Outcome::kTooMany, 0, 0, above};
     const uint32_t least = __float_as_uint(interval.low);
     const uint32_t max_key =
         interval.high < INFINITY ? __float_as_uint(interval.high) - 1 : largest_collected(count, interval.high);
     if (max_key < least) return {Outcome::kBelow, 0, 0, above};
-    const auto sum_at = [&](uint32_t key) { return sum_of(engine.n, count, __uint_as_float(key), fixed); };
+    const auto sum_at = [&](uint32_t key) { return sum_of(cluster.n, count, __uint_as_float(key), fixed); };
     const auto found = [&](uint32_t key, uint64_t kept) {
       return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
     };
@@ -111,7 +111,7 @@ struct NucleusRow : NucleusSample {
       // Weights are rounded relative to the largest key, so each exact sum, which lowers `high`, makes later weights
       // more exact. Every fourth step bisects, because weights may mislead for many steps.
       Candidate candidate{low + (high - low) / 2, 0};
-      if (iteration % 4 != 0) candidate = search_of(engine.n, count, low, high - 1, target - beyond);
+      if (iteration % 4 != 0) candidate = search_of(cluster.n, count, low, high - 1, target - beyond);
       // A bin whose weights are all 0 may be empty.
       candidate.key = min(max(candidate.key, low), high - 1);
       const uint64_t kept = sum_at(candidate.key);
@@ -147,11 +147,11 @@ struct NucleusRow : NucleusSample {
   template <typename T>
   __device__ __noinline__ static Interval narrow_by_bins(int n, const T* source) {
     const NucleusRow x(n);
-    const Bounds bounds = known().bounds;
+    const Bounds bounds = nucleus_state().bounds;
     if (bounds.has_one_key()) return {INFINITY, __uint_as_float(bounds.low)};
     constexpr int kCount = kSampleBins / 2;
     Bins<kCount> split(bounds.low, bounds.high - 1);
-    const Weights weights = Weights::of(bounds.high - 1, x.engine.n);
+    const Weights weights = Weights::of(bounds.high - 1, x.cluster.n);
     uint32_t* words = x.sample();
     __syncthreads();
     clear(words, kSampleBins);
@@ -160,7 +160,7 @@ struct NucleusRow : NucleusSample {
       Chunk pair[2];
       x.load<true>(pair, source, at);
       for (Chunk& chunk : pair) {
-        chunk.each([&](float& value) {
+        chunk.for_each([&](float& value) {
           const uint32_t key = __float_as_uint(value);
           if (split.holds(key)) weights.add(words + 2 * split.of(key), value);
         });
@@ -173,8 +173,8 @@ struct NucleusRow : NucleusSample {
       const uint32_t* pair = words + 2 * (kCount - 1 - 2 * static_cast<int>(threadIdx.x) - i);
       values[i] = weights.sum(pair[0], pair[1]);
     }
-    const auto need = static_cast<uint64_t>(ceil(fmax(known().target - bounds.sum, 0.0) * weights.factor()));
-    split.narrow(kCount - 1 - find(values, need, kCount - 1).position);
+    const auto need = static_cast<uint64_t>(ceil(fmax(nucleus_state().target - bounds.sum, 0.0) * weights.factor()));
+    split.narrow(kCount - 1 - find_bin(values, need, kCount - 1).position);
     // Bin sums are rounded. After more than two misses, include the adjacent bins.
     const uint64_t more = (uint64_t{1} << 2 * min(max(bounds.misses - 2, 0), 16)) - 1;
     const uint64_t wider = more * (split.high + 1 - split.low);
@@ -185,29 +185,29 @@ struct NucleusRow : NucleusSample {
 
   __device__ __noinline__ static Interval first_interval(int n) {
     const NucleusRow x(n);
-    const Known& k = known();
+    const NucleusState& k = nucleus_state();
     if (!(k.sample > 0)) return {__uint_as_float(1), INFINITY};
     return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kTargetElements, x.least(k.p, k.sample));
   }
   // Return a second interval. The exact sum at an end of the first one corrects the sample's weight of the target.
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
-    const Known& k = known();
-    const double scale = kSampled / (x.engine.n * k.sample * 0x1p-30);
+    const NucleusState& k = nucleus_state();
+    const double scale = kSampleElements / (x.cluster.n * k.sample * 0x1p-30);
     const double need = (outcome == Outcome::kBelow ? k.from_low : k.from_high) + (k.target - sum) * scale;
     return x.around(static_cast<uint32_t>(fmin(fmax(need, 1.0), 0x1p30)),
-                    outcome == Outcome::kTooMuch ? kTargetElements / 3 : kTargetElements, x.least(k.p, k.row.real()));
+                    outcome == Outcome::kTooMany ? kTargetElements / 3 : kTargetElements, x.least(k.p, k.row.real()));
   }
 
   // Return the result of a read. If it is kFound, the row's sums are sums of the elements >= the threshold.
   __device__ __noinline__ static Resolved resolve_of(int n, Interval interval) {
     NucleusRow x(n);
     if (interval.low == INFINITY) {
-      const uint64_t kept = sum_of(n, 0, 0, known().row.fixed);
-      const double sum = known().row.fixed.real(kept);
-      return {sum >= known().target ? Outcome::kFound : Outcome::kBelow, interval.high, kept, sum};
+      const uint64_t kept = sum_of(n, 0, 0, nucleus_state().row.fixed);
+      const double sum = nucleus_state().row.fixed.real(kept);
+      return {sum >= nucleus_state().target ? Outcome::kFound : Outcome::kBelow, interval.high, kept, sum};
     }
-    return x.resolve(interval, known().target, known().row.fixed);
+    return x.resolve(interval, nucleus_state().target, nucleus_state().row.fixed);
   }
 
   // Return the threshold, set `row` to the total of kept elements, and leave their sums in shared memory. Prefetch
@@ -217,14 +217,14 @@ struct NucleusRow : NucleusSample {
     Chunk even[2], odd[2];
     load<kReread>(even, source, 0), load<kReread>(odd, source, 1);
     Interval interval{INFINITY, 0};
-    if (threadIdx.x == 0) known().p = p;
+    if (threadIdx.x == 0) nucleus_state().p = p;
     if (!(p >= 1)) {
       weigh_sample(even);
-      interval = first_interval(engine.n);
+      interval = first_interval(cluster.n);
     }
     for (bool is_first = true;; is_first = false) {
       pass<kReread>(even, odd, source, interval);
-      const double target_share = known().p;
+      const double target_share = nucleus_state().p;
       if (is_first) {
         for (int pair = 0; pair < kPairsAhead; ++pair) prefetch(next, pair);
         Totals all = totals();
@@ -235,21 +235,21 @@ struct NucleusRow : NucleusSample {
           return 0;
         }
         if (threadIdx.x == 0) {
-          known().row = all, known().target = fmax(target_share, 1e-30) * all.real();  // not 0
-          known().bounds = Bounds::all(all.fixed);
+          nucleus_state().row = all, nucleus_state().target = fmax(target_share, 1e-30) * all.real();  // not 0
+          nucleus_state().bounds = Bounds::all(all.fixed);
         }
         __syncthreads();
       }
-      const Resolved result = resolve_of(engine.n, interval);
+      const Resolved result = resolve_of(cluster.n, interval);
       if (result.outcome == Outcome::kFound) {
-        row = known().row;
+        row = nucleus_state().row;
         row.total = result.kept;
         return result.t;
       }
-      if (threadIdx.x == 0) known().bounds.update(interval, result);
+      if (threadIdx.x == 0) nucleus_state().bounds.update(interval, result);
       __syncthreads();
-      const bool again = is_first && known().sample > 0 && !known().bounds.has_one_key();
-      interval = again ? second_interval(engine.n, result.outcome, result.sum) : narrow_by_bins(engine.n, source);
+      const bool again = is_first && nucleus_state().sample > 0 && !nucleus_state().bounds.has_one_key();
+      interval = again ? second_interval(cluster.n, result.outcome, result.sum) : narrow_by_bins(cluster.n, source);
       load<kReread>(even, source, 0), load<kReread>(odd, source, 1);
     }
   }

@@ -31,11 +31,11 @@ struct NucleusRead : ClusterSmemRow {
 
   // Functions construct it again instead of taking it as an argument, because it has few members.
   __device__ __forceinline__ explicit NucleusRead(int n) {
-    engine = GlobalRow{};
-    engine.n = n, engine.chunks = engine.own = static_cast<int>(num_chunks(n)), engine.size = 1;
-    const int pairs = (engine.chunks + 1) / 2;
-    first_pair = engine.warp() * pairs / kNucleusWarps;
-    own_pairs = (engine.warp() + 1) * pairs / kNucleusWarps - first_pair;
+    cluster = GlobalRow{};
+    cluster.n = n, cluster.chunks = cluster.num_own = static_cast<int>(num_chunks(n)), cluster.size = 1;
+    const int pairs = (cluster.chunks + 1) / 2;
+    first_pair = cluster.warp() * pairs / kNucleusWarps;
+    own_pairs = (cluster.warp() + 1) * pairs / kNucleusWarps - first_pair;
   }
 
   __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
@@ -60,7 +60,7 @@ struct NucleusRead : ClusterSmemRow {
   template <bool kReread, typename T>
   __device__ __forceinline__ void load(Chunk (&pair)[2], const T* source, int at) const {
     if (at < 0 || at >= own_pairs) return;
-    const int c = chunk_of(at), left = engine.left(c);
+    const int c = chunk_of(at), left = cluster.remaining(c);
     const T* from = source + c * kSumChunk + part_start(0);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -74,25 +74,25 @@ struct NucleusRead : ClusterSmemRow {
     constexpr int kLine = 128 / sizeof(T);
     if (source == nullptr || pair < 0 || pair >= own_pairs || lane_id() * kLine >= 2 * kSumChunk) return;
     const int at = chunk_of(pair) * kSumChunk + lane_id() * kLine;
-    if (at < engine.n) ptx::prefetch_l2(source + at);
+    if (at < cluster.n) ptx::prefetch_l2(source + at);
   }
 
   __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
     const int c = chunk_of(pair) + (lane_id() >> 4);
-    if ((lane_id() & 15) == 0 && c < engine.chunks) to[c] = value;
+    if ((lane_id() & 15) == 0 && c < cluster.chunks) to[c] = value;
   }
-  __device__ __forceinline__ Totals add_up(FixedPoint fixed, uint32_t max_bits) const {
+  __device__ __forceinline__ Totals fixed_total(FixedPoint fixed, uint32_t max_bits) const {
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     uint64_t total = 0;
-    for (int c = lane_id(); valid && c < engine.chunks; c += 32) total += fixed(sums()[c]);
+    for (int c = lane_id(); valid && c < cluster.chunks; c += 32) total += fixed(sums()[c]);
     return {fixed, lanes_sum<32>(total), valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
-    return add_up(fixed, engine.largest_bits(sums(), engine.chunks));
+    return fixed_total(fixed, cluster.largest_bits(sums(), cluster.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t max_bits = engine.largest_bits(sums(), engine.chunks);
-    return add_up(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
+    const uint32_t max_bits = cluster.largest_bits(sums(), cluster.chunks);
+    return fixed_total(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
 
   // Store the sums of a pair's chunks, and the first sum above the interval of each group. Collect the groups with an
@@ -104,7 +104,7 @@ struct NucleusRead : ClusterSmemRow {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
       Chunk& x = chunks[which];
-      x.each([](float& value) { value = max_nan(value, 0.0f); });
+      x.for_each([](float& value) { value = max_nan(value, 0.0f); });
       float above[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -161,7 +161,7 @@ struct NucleusRead : ClusterSmemRow {
 
   // Call f(x) for the collected elements.
   template <typename F>
-  __device__ __forceinline__ void each_collected(uint32_t count, const F& f) const {
+  __device__ __forceinline__ void for_collected(uint32_t count, const F& f) const {
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
       const float4 four = of_group(i);
       f(four.x), f(four.y), f(four.z), f(four.w);
@@ -197,7 +197,7 @@ struct NucleusRead : ClusterSmemRow {
       own += fixed(sum);
     }
     own += __shfl_xor_sync(kAllLanes, own, 16);
-    if (lane_id() == 0) scratch().warp_totals[engine.warp()] = own;
+    if (lane_id() == 0) scratch().warp_totals[cluster.warp()] = own;
     __syncthreads();
     return lanes_sum<32>(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
   }
@@ -206,7 +206,7 @@ struct NucleusRead : ClusterSmemRow {
   template <typename T, typename F>
   __device__ __forceinline__ void map(const T* source, T* to, const F& change) const {
     const auto put = [&](const Chunk(&pair)[2], int at) {
-      const int c = chunk_of(at), left = engine.left(c);
+      const int c = chunk_of(at), left = cluster.remaining(c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float values[4];

@@ -5,11 +5,11 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kTargetElements = kCollectedGroups * 7 / 10;  // elements that an interval should contain
-constexpr int kSampled = kNucleusWarps * 2 * kSumChunk;     // elements: the first pair of chunks of each warp
+constexpr int kTargetElements = kCollectedGroups * 7 / 10;      // elements that an interval should contain
+constexpr int kSampleElements = kNucleusWarps * 2 * kSumChunk;  // elements: the first pair of chunks of each warp
 
 // Result of a read of the row.
-enum class Outcome { kFound, kAbove, kBelow, kTooMuch };
+enum class Outcome { kFound, kAbove, kBelow, kTooMany };
 struct Resolved {
   Outcome outcome;
   float t;
@@ -17,8 +17,8 @@ struct Resolved {
   double sum;     // sum of the elements >= the interval's high (kAbove) or low (kBelow)
 };
 
-// Keys that bound the threshold, and the sum of the elements >= `high`. The elements >= `sufficient` are known to
-// suffice, and `sufficient` is at most the threshold.
+// Keys that bound the threshold, and the sum of the elements >= `high`. The threshold is at least `sufficient`: the
+// elements >= `sufficient` reach the target.
 struct Bounds {
   uint32_t low, high, sufficient;
   int misses;  // number of intervals since the last one with too many elements
@@ -34,17 +34,17 @@ struct Bounds {
       low = sufficient = to;
     } else {
       high = min(high, result.outcome == Outcome::kBelow ? min(from, to) : to), sum = result.sum;
-      if (result.outcome == Outcome::kTooMuch) low = from;
+      if (result.outcome == Outcome::kTooMany) low = from;
     }
     if (low >= high) low = sufficient;
-    misses = result.outcome == Outcome::kTooMuch ? 0 : misses + 1;
+    misses = result.outcome == Outcome::kTooMany ? 0 : misses + 1;
   }
   __device__ bool has_one_key() const { return high - low == 1; }
 };
 
-// Results that later reads of a row use, shared by the CTA.
-struct Known {
-  double sample;                 // sum of the sample; 0: useless
+// Results of a read that later reads of the row use, in smem.
+struct NucleusState {
+  double sample;                 // sum of the sample; 0: the sample gives no interval
   Normalizer share;              // maps an element of the sample to its weight
   int base;                      // key of the first bin
   uint32_t from_high, from_low;  // sample weight of the elements >= the interval's ends
@@ -52,19 +52,14 @@ struct Known {
   Totals row;
   Bounds bounds;
 };
-__device__ __forceinline__ Known& known() {
-  __shared__ Known shared;
+__device__ __forceinline__ NucleusState& nucleus_state() {
+  __shared__ NucleusState shared;
   return shared;
 }
 
 struct NucleusSample : NucleusRead {
   using NucleusRead::NucleusRead;
 
-  __device__ __forceinline__ static uint32_t weight_of(float x, Normalizer share) {
-    // The addition rounds, unless the integer takes more than 23 bits.
-    const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
-    return sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
-  }
   // Return the smallest key of a bin; bins have six bits of the mantissa.
   __device__ __forceinline__ static float edge(int base, int bin) {
     const int octave = base + bin;
@@ -84,22 +79,22 @@ struct NucleusSample : NucleusRead {
     for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kAllLanes, own, apart);
     const uint32_t key = __reduce_max_sync(kAllLanes, __float_as_uint(maximum));
     float* parts = maxima();
-    if (lane_id() == 0) parts[engine.warp()] = own, parts[kNucleusWarps + engine.warp()] = __uint_as_float(key);
+    if (lane_id() == 0) parts[cluster.warp()] = own, parts[kNucleusWarps + cluster.warp()] = __uint_as_float(key);
     for (int i = threadIdx.x; i < kSampleBins; i += blockDim.x) sample()[i] = 0;
     __syncthreads();
     own = parts[lane_id() & (kNucleusWarps - 1)];
 #pragma unroll
     for (int apart = kNucleusWarps / 2; apart > 0; apart /= 2) own += __shfl_xor_sync(kAllLanes, own, apart);
     const int base =
-        static_cast<int>(engine.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
+        static_cast<int>(cluster.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
     const double mass = own > 0 && own < INFINITY ? own : 0;
     const Normalizer share = Normalizer::of(mass * 0x1p-30);
-    if (threadIdx.x == 0) known().sample = mass, known().share = share, known().base = base;
+    if (threadIdx.x == 0) nucleus_state().sample = mass, nucleus_state().share = share, nucleus_state().base = base;
     const auto add = [&](const Chunk& x) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const float value = fmaxf(x.at[i / 4][i % 4], 0.0f);
-        const uint32_t weight = weight_of(value, share);
+        const uint32_t weight = share_weight(value, share);
         if (weight != 0) atomicAdd(sample() + max(static_cast<int>(__float_as_uint(value) >> 17) - base, 0), weight);
       }
     };
@@ -111,8 +106,8 @@ struct NucleusSample : NucleusRead {
   // about `count` elements of the row, half of them on each side, or starts at the top. `least` is a lower bound of
   // the threshold.
   __device__ __forceinline__ Interval around(uint32_t need, int count, float least) const {
-    const Normalizer share = known().share;
-    const int base = known().base;
+    const Normalizer share = nucleus_state().share;
+    const int base = nucleus_state().base;
     const auto bin_of = [](int i) { return kSampleBins - 1 - 4 * static_cast<int>(threadIdx.x) - i; };
     // One word holds a bin's weight and 16 times its number of elements.
     uint64_t words[4], own = 0;
@@ -121,22 +116,22 @@ struct NucleusSample : NucleusRead {
       const int bin = bin_of(i);
       const uint32_t weight = sample()[bin];
       const float each = 0.5f * (edge(base, bin) + edge(base, bin + 1)) * share.up * share.inverse;
-      const float elements = bin == 0 ? 0.0f : fminf(static_cast<float>(weight) / fmaxf(each, 0.5f), kSampled);
+      const float elements = bin == 0 ? 0.0f : fminf(static_cast<float>(weight) / fmaxf(each, 0.5f), kSampleElements);
       words[i] = static_cast<uint64_t>(weight) << 32 | __float2uint_rn(16 * elements);
       own += words[i];
     }
     const uint64_t end = warp_inclusive_sum(own);
     Scratch& s = scratch();
     __syncthreads();
-    if (lane_id() == 31) s.warp_totals[engine.warp()] = end;
+    if (lane_id() == 31) s.warp_totals[cluster.warp()] = end;
     if (threadIdx.x == 0) {
       s.counts[0] = 0, s.counts[1] = __float_as_uint(least), s.counts[2] = __float_as_uint(INFINITY);
-      known().from_high = 0, known().from_low = 1u << 30;
+      nucleus_state().from_high = 0, nucleus_state().from_low = 1u << 30;
     }
     __syncthreads();
     const uint64_t of_warp = lane_id() < kNucleusWarps ? s.warp_totals[lane_id()] : 0;
     const uint64_t total = lanes_sum<32>(of_warp),
-                   start = lanes_sum<32>(lane_id() < engine.warp() ? of_warp : 0) + end - own;
+                   start = lanes_sum<32>(lane_id() < cluster.warp() ? of_warp : 0) + end - own;
     need = max(min(need, static_cast<uint32_t>(total >> 32)), 1u);
     uint64_t at = start;
 #pragma unroll
@@ -147,7 +142,8 @@ struct NucleusSample : NucleusRead {
       at = next;
     }
     __syncthreads();
-    const uint32_t middle = s.counts[0], half = static_cast<uint32_t>(16 * int64_t{count} * kSampled / engine.n) / 2;
+    const uint32_t middle = s.counts[0],
+                   half = static_cast<uint32_t>(16 * int64_t{count} * kSampleElements / cluster.n) / 2;
     const bool from_top = middle <= half + half / 2;
     const uint32_t from = from_top ? 0 : middle - half, to = from_top ? 2 * half : middle + half;
     at = start;
@@ -157,9 +153,9 @@ struct NucleusSample : NucleusRead {
       const uint64_t next = at + words[i];
       const uint32_t bin_begin = static_cast<uint32_t>(at), bin_end = static_cast<uint32_t>(next);
       if (!from_top && bin_begin <= from && from < bin_end)
-        s.counts[2] = __float_as_uint(edge(base, bin + 1)), known().from_high = at >> 32;
+        s.counts[2] = __float_as_uint(edge(base, bin + 1)), nucleus_state().from_high = at >> 32;
       if (bin_begin < to && to <= bin_end && edge(base, bin) > least)
-        s.counts[1] = __float_as_uint(edge(base, bin)), known().from_low = next >> 32;
+        s.counts[1] = __float_as_uint(edge(base, bin)), nucleus_state().from_low = next >> 32;
       at = next;
     }
     __syncthreads();
@@ -169,7 +165,7 @@ struct NucleusSample : NucleusRead {
   // Return a lower bound of the threshold: if the row's sum is at least `mass`, all smaller elements add up to less
   // than 1 - p of it.
   __device__ __forceinline__ float least(double p, double mass) const {
-    return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / engine.n * 0.999), __uint_as_float(1));
+    return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / cluster.n * 0.999), __uint_as_float(1));
   }
 };
 

@@ -31,13 +31,13 @@ struct Remap {
     if (is_raw) return;
     if (is_exponential) {
       const Remap own = *this;
-      chunk.each([&](float& x) { x = own.exponential(x); });
+      chunk.for_each([&](float& x) { x = own.exponential(x); });
     } else {
-      chunk.each([](float& x) { x = max_nan(x, 0.0f); });
+      chunk.for_each([](float& x) { x = max_nan(x, 0.0f); });
     }
     if (is_normalized) {
       const Normalizer by = first;
-      chunk.each([&](float& x) { x = by(x); });
+      chunk.for_each([&](float& x) { x = by(x); });
     }
     if (is_filtered) {
       Chunk copy = chunk;
@@ -46,7 +46,7 @@ struct Remap {
     }
   }
   __device__ __noinline__ static void filter(Chunk& chunk, const Remap& remap) {
-    chunk.each([&](float& x) { x = remap.filtered(x); });
+    chunk.for_each([&](float& x) { x = remap.filtered(x); });
   }
 };
 
@@ -58,8 +58,8 @@ struct PairSums {
 __device__ __forceinline__ PairSums exponentials_of(Chunk& one, Chunk& other, float scale) {
   const float maximum = pair_max<true>(one, other);
   const float first = __shfl_sync(kAllLanes, maximum, 0), second = __shfl_sync(kAllLanes, maximum, 16);
-  one.each([&](float& l) { l = ptx::ex2_approx((l - first) * scale); });
-  other.each([&](float& l) { l = ptx::ex2_approx((l - second) * scale); });
+  one.for_each([&](float& l) { l = ptx::ex2_approx((l - first) * scale); });
+  other.for_each([&](float& l) { l = ptx::ex2_approx((l - second) * scale); });
   const float sum = pair_sum(one, other, [](float x) { return x; });
   return {maximum, maximum == -INFINITY ? 0.0f : sum};
 }

@@ -1,4 +1,4 @@
-// Rows loaded as x >= 0, filtered, then drawn from or written.
+// Kernels of whole rows: load x >= 0, filter, then draw or write.
 #pragma once
 
 #include <flashinfer/cuda/host/launch.cuh>
@@ -14,44 +14,45 @@ __device__ __forceinline__ void set_remap(const F& f) {
 }
 
 template <bool kResident>
-__device__ __forceinline__ Totals load_probs(Engine<kResident>& engine) {
-  engine.template transform<true, true>([](float x) { return max_nan(x, 0.0f); }, NoChunk{});
-  return engine.totals();
+__device__ __forceinline__ Totals load_probs(ClusterRow<kResident>& cluster) {
+  cluster.template transform<true, true>([](float x) { return max_nan(x, 0.0f); }, NoChunk{});
+  return cluster.totals();
 }
 
 // Load exp((l - max l) / T) with sums. Logits below the k largest count as -inf.
 template <bool kResident>
-__device__ __forceinline__ Totals load_exponentials(Engine<kResident>& engine, double temperature, TopK top_k = {}) {
+__device__ __forceinline__ Totals load_exponentials(ClusterRow<kResident>& cluster, double temperature,
+                                                    TopK top_k = {}) {
   set_remap([](Remap& to) { to.is_raw = true; });
-  engine.template read_maxima<true>();
-  const float top = largest_of(kResident ? engine.maxima() : engine.sums(), engine.chunks),
+  cluster.template read_maxima<true>();
+  const float top = largest_of(kResident ? cluster.maxima() : cluster.sums(), cluster.chunks),
               scale = exponent_scale(temperature);
   if (top != top) return {{1, 1}, 0, false};
-  const float least = top_k.on ? Signed::real(top_k_key<Signed>(engine, top_k.k)) : -INFINITY;
+  const float least = top_k.on ? Signed::real(top_k_key<Signed>(cluster, top_k.k)) : -INFINITY;
   set_remap([&](Remap& to) {
     to = {}, to.is_exponential = true;
     to.least = least, to.top = top, to.scale = scale;
   });
   const Remap remap = scratch().remap;
-  const float* maxima = engine.maxima();
-  engine.template transform<false, false>([remap](float x) { return remap.exponential(x); },
-                                          [maxima, least](int c) { return kResident && maxima[c] < least; });
-  return engine.totals();
+  const float* maxima = cluster.maxima();
+  cluster.template transform<false, false>([remap](float x) { return remap.exponential(x); },
+                                           [maxima, least](int c) { return kResident && maxima[c] < least; });
+  return cluster.totals();
 }
 
 // Load softmax(l / T) in float, with sums.
 template <bool kResident>
-__device__ __forceinline__ Totals load_softmax(Engine<kResident>& engine, double temperature, TopK top_k) {
-  const Totals totals = load_exponentials(engine, temperature, top_k);
+__device__ __forceinline__ Totals load_softmax(ClusterRow<kResident>& cluster, double temperature, TopK top_k) {
+  const Totals totals = load_exponentials(cluster, temperature, top_k);
   if (!totals.valid) return totals;
   const Normalizer by = Normalizer::of(totals.real());
   set_remap([&](Remap& to) { to.first = by, to.is_normalized = true; });
-  const float* sums = engine.sums();
-  engine.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
-  return engine.totals();
+  const float* sums = cluster.sums();
+  cluster.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
+  return cluster.totals();
 }
 
-// Filter values of an output.
+// Values of the filters of one output.
 struct Filters {
   TopK top_k;
   bool has_top_p, has_min_p;
@@ -73,40 +74,40 @@ struct Filters {
   }
 };
 
-// Apply the filters and return the threshold. Afterwards the engine's sums are sums of kept elements. `row` holds
+// Apply the filters and return the threshold. Afterwards the sums of the cluster are sums of kept elements. `row` holds
 // the row's total at entry, and the total of kept elements at return.
 template <bool kResident>
-__device__ float apply(Engine<kResident>& engine, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
+__device__ float apply(ClusterRow<kResident>& cluster, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
   float t = 0;
   if (!row.valid || !f.valid()) {
     row.valid = false;
     return t;
   }
   if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
-  float maximum = engine.largest();
+  float maximum = cluster.largest();
   if (f.has_min_p) t = f.min_p >= 1 ? maximum : static_cast<float>(f.min_p) * maximum;
-  if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(engine, f.top_k.k)));
+  if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(cluster, f.top_k.k)));
   if (f.has_top_p) {
     if (f.top_k.on && top_k_first) {
-      engine.sum_kept(t);
-      const Normalizer by = Normalizer::of(engine.totals(row.fixed).real());
+      cluster.sum_kept(t);
+      const Normalizer by = Normalizer::of(cluster.totals(row.fixed).real());
       set_remap([&](Remap& to) { to.second = by, to.cut = t, to.dtype = dtype, to.is_filtered = true; });
-      const float* sums = engine.sums();
-      engine.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
-                                             [sums](int c) { return sums[c] == 0; });
-      row = engine.totals();
-      maximum = engine.largest(), t = 0;
+      const float* sums = cluster.sums();
+      cluster.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
+                                              [sums](int c) { return sums[c] == 0; });
+      row = cluster.totals();
+      maximum = cluster.largest(), t = 0;
     }
-    t = fmaxf(t, top_p_threshold(engine, f.top_p, row, maximum));
+    t = fmaxf(t, top_p_threshold(cluster, f.top_p, row, maximum));
   }
-  engine.sum_kept(t);
-  const Totals kept = engine.totals(row.fixed);
+  cluster.sum_kept(t);
+  const Totals kept = cluster.totals(row.fixed);
   row.total = kept.total, row.valid = kept.valid;
   return t;
 }
 
-// Adjacent outputs of a cluster with the same row and filter values. They share the load and the threshold.
-struct Run {
+// Adjacent outputs with the same row and filter values. They share one load and one threshold.
+struct OutputRun {
   int64_t row, end;
 
   __device__ static int64_t row_of(const SampleParams& p, int64_t output) {
@@ -116,7 +117,7 @@ struct Run {
                                             : static_cast<const int32_t*>(p.indices.data)[at];
   }
 
-  __device__ static Run from(const SampleParams& p, int64_t output, int64_t end, const Filters& filters) {
+  __device__ static OutputRun from(const SampleParams& p, int64_t output, int64_t end, const Filters& filters) {
     const int64_t row = row_of(p, output);
     for (int64_t next = output + 1; next < end; next += 32) {
       const int64_t mine = next + lane_id();
@@ -128,7 +129,7 @@ struct Run {
   }
 };
 
-__device__ __forceinline__ void put_sample(const SampleParams& p, int64_t output, int64_t token, bool valid) {
+__device__ __forceinline__ void write_sample(const SampleParams& p, int64_t output, int64_t token, bool valid) {
   if (p.wide_samples) {
     static_cast<int64_t*>(p.samples)[output] = token;
   } else {
@@ -137,17 +138,17 @@ __device__ __forceinline__ void put_sample(const SampleParams& p, int64_t output
   p.valid[output] = valid;
 }
 
-// Draw the outputs of a run, distributed over the warps of the cluster.
+// Draw the outputs [first, end) of an OutputRun. The warps of the cluster divide them.
 template <bool kResident>
-__device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kResident>& engine, int64_t first,
+__device__ __forceinline__ void draw_run(const SampleParams& p, const ClusterRow<kResident>& cluster, int64_t first,
                                          int64_t end, const Totals& totals, float t) {
-  const int64_t step = engine.size * engine.warps();
-  int64_t output = first + engine.rank * engine.warps() + engine.warp();
+  const int64_t step = cluster.size * cluster.warps();
+  int64_t output = first + cluster.rank * cluster.warps() + cluster.warp();
   if (output >= end) return;
-  const Draw<kResident> draw(engine, totals, t);
+  const Draw<kResident> draw(cluster, totals, t);
   for (; output < end; output += step) {
     const int64_t token = draw(p.random.draw(output, 0));
-    if (lane_id() == 0) put_sample(p, output, token, totals.valid);
+    if (lane_id() == 0) write_sample(p, output, token, totals.valid);
   }
 }
 
@@ -155,17 +156,17 @@ __device__ __forceinline__ void draw_run(const SampleParams& p, const Engine<kRe
 // draw(engine, first, end, totals, threshold) draws outputs from it.
 template <bool kResident, typename F, typename D>
 __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare, const D& draw) {
-  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
-  const int64_t begin = blockIdx.x / engine.size * group, end = min(begin + group, p.num_outputs);
-  engine.start();
+  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t begin = blockIdx.x / cluster.size * group, end = min(begin + group, p.num_outputs);
+  cluster.start();
   wait_for_inputs();
   launch_dependents();
   for (int64_t output = begin; output < end;) {
-    const int64_t row = Run::row_of(p, output);
+    const int64_t row = OutputRun::row_of(p, output);
     const bool exists = row >= 0 && row < p.num_rows;
     Filters filters{};
     if (exists) filters = Filters::of(p, output, row);
-    const int64_t next = exists ? Run::from(p, output, end, filters).end : output + 1;
+    const int64_t next = exists ? OutputRun::from(p, output, end, filters).end : output + 1;
     Totals totals{{1, 1}, 0, false};
     float t = 0;
     if (exists) {
@@ -173,53 +174,53 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
         s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
         s.remap = {}, s.subtracts = false;
       });
-      t = prepare(engine, filters, totals);
-      if constexpr (kResident) engine.sync();  // draws read data that other CTAs have written
+      t = prepare(cluster, filters, totals);
+      if constexpr (kResident) cluster.sync();  // draws read data that other CTAs have written
     }
-    draw(engine, output, next, totals, t);
+    draw(cluster, output, next, totals, t);
     output = next;
-    engine.sync_reads();  // other CTAs may draw from this CTA's memory
+    cluster.sync_reads();  // other CTAs may draw from this CTA's memory
   }
 }
 
-// Draw all outputs of a group. After prepare(), the engine's sums are those of kept elements.
+// Draw all outputs of a group. After prepare(), the sums of the cluster are those of kept elements.
 template <bool kResident, typename F>
 __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
   sample_groups<kResident>(p, group, prepare,
-                           [&](const Engine<kResident>& engine, int64_t first, int64_t end, const Totals& totals,
-                               float t) { draw_run(p, engine, first, end, totals, t); });
+                           [&](const ClusterRow<kResident>& cluster, int64_t first, int64_t end, const Totals& totals,
+                               float t) { draw_run(p, cluster, first, end, totals, t); });
 }
 
-// Return the threshold of a row. Afterwards the engine's sums are sums of kept elements.
+// Return the threshold of a row. Afterwards the sums of the cluster are sums of kept elements.
 template <bool kLogits, bool kResident>
-__device__ __forceinline__ float prepare_row(const SampleParams& p, Engine<kResident>& engine, const Filters& f,
+__device__ __forceinline__ float prepare_row(const SampleParams& p, ClusterRow<kResident>& cluster, const Filters& f,
                                              Totals& totals) {
   if constexpr (!kLogits) {
-    totals = load_probs(engine);
-    return apply(engine, f, p.top_k_first, p.input.dtype, totals);
+    totals = load_probs(cluster);
+    return apply(cluster, f, p.top_k_first, p.input.dtype, totals);
   }
   // top_k masks logits before they become probabilities.
   const bool masked = p.top_k_first && f.top_k.on;
   Filters rest = f;
   if (masked) rest.top_k = {};
-  totals = load_softmax(engine, f.temperature, masked ? f.top_k : TopK{});
-  return apply(engine, rest, false, DType::kFloat32, totals);
+  totals = load_softmax(cluster, f.temperature, masked ? f.top_k : TopK{});
+  return apply(cluster, rest, false, DType::kFloat32, totals);
 }
 
-// 512 threads take all registers. Spills of a whole SM's threads would exceed its L1 cache.
+// 512 threads may use all registers. With more threads, registers would spill, and the spills exceed the L1 cache.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<kResident>(p, group, [&](Engine<kResident>& engine, const Filters& f, Totals& totals) {
-    return p.is_logits ? prepare_row<true>(p, engine, f, totals) : prepare_row<false>(p, engine, f, totals);
+  sample_groups<kResident>(p, group, [&](ClusterRow<kResident>& cluster, const Filters& f, Totals& totals) {
+    return p.is_logits ? prepare_row<true>(p, cluster, f, totals) : prepare_row<false>(p, cluster, f, totals);
   });
 }
 
 // softmax and renormalised rows, one cluster per row.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ MapRowsParams p) {
-  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / engine.size;
-  engine.start();
+  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / cluster.size;
+  cluster.start();
   wait_for_inputs();
   launch_dependents();
   set_scratch([&](Scratch& s) {
@@ -232,23 +233,23 @@ __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ Map
   Totals totals;
   if (p.map == RowMap::kSoftmax) {
     dtype = DType::kFloat32;
-    totals = load_exponentials(engine, p.number.get_real(row, row));
+    totals = load_exponentials(cluster, p.number.get_real(row, row));
   } else {
     Filters f{};
     f.top_p = p.map == RowMap::kTopPRenorm ? p.number.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
     if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
-    totals = load_probs(engine);
-    if (f.valid() && engine.largest_bits(engine.sums(), engine.chunks) == 0) otherwise = 0;
-    t = apply(engine, f, false, dtype, totals);
+    totals = load_probs(cluster);
+    if (f.valid() && cluster.largest_bits(cluster.sums(), cluster.chunks) == 0) otherwise = 0;
+    t = apply(cluster, f, false, dtype, totals);
   }
   if (totals.valid) by = Normalizer::of(totals.real());
-  engine.each_own([&](int c) {
+  cluster.for_own_chunks([&](int c) {
     Chunk chunk;
-    engine.load(chunk, c);
-    chunk.each([&](float& x) { x = totals.valid ? (x >= t ? by(x) : 0.0f) : otherwise; });
+    cluster.load(chunk, c);
+    chunk.for_each([&](float& x) { x = totals.valid ? (x >= t ? by(x) : 0.0f) : otherwise; });
     store_chunk(p.output, dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  engine.sync_reads();  // other CTAs may read this CTA's bins
+  cluster.sync_reads();  // other CTAs may read this CTA's bins
 }
 
 }  // namespace flashinfer::cuda

@@ -29,7 +29,7 @@ struct Segments {
 
   // Call f(first chunk, second chunk, number of the first, has_second) for the chunks of a segment.
   template <typename F>
-  __device__ __forceinline__ void each_pair(int segment, const F& f) const {
+  __device__ __forceinline__ void for_chunk_pairs(int segment, const F& f) const {
     const Source source = scratch().source;
     const float padding = is_logits ? -INFINITY : 0.0f;
     const int from = segment * each, to = min(from + each, chunks);
@@ -40,7 +40,7 @@ struct Segments {
       if (has_second) {
         source.load(second, int64_t{c + 1} * kSumChunk, padding);
       } else {
-        second.each([=](float& x) { x = padding; });
+        second.for_each([=](float& x) { x = padding; });
       }
       f(first, second, c, has_second);
     }
@@ -48,8 +48,8 @@ struct Segments {
 
   // Call f(chunk, sum) for the chunks of a segment. All lanes have the sum.
   template <typename F>
-  __device__ __forceinline__ void each_sum(int segment, const F& f) const {
-    each_pair(segment, [&](Chunk& first, Chunk& second, int c, bool has_second) {
+  __device__ __forceinline__ void for_sums(int segment, const F& f) const {
+    for_chunk_pairs(segment, [&](Chunk& first, Chunk& second, int c, bool has_second) {
       float sum;
       if (is_logits) {
         const PairSums pair = exponentials_of(first, second, scale);
@@ -68,7 +68,7 @@ struct Segments {
   __device__ __noinline__ static void maxima_to(Segments s) {
     float maximum = -INFINITY;
     s.words.begin_pass(s.words.chunks);
-    s.each_pair(s.own(), [&](const Chunk& first, const Chunk& second, int, bool) {
+    s.for_chunk_pairs(s.own(), [&](const Chunk& first, const Chunk& second, int, bool) {
       maximum = max_nan(maximum, pair_max<true>(first, second));
     });
     maximum = max_nan(maximum, __shfl_xor_sync(kAllLanes, maximum, 16));
@@ -78,14 +78,14 @@ struct Segments {
   __device__ __noinline__ static void largest_sums_to(Segments s) {
     uint32_t largest = 0;  // the bits of a NaN exceed all others
     s.words.begin_pass(s.words.chunks);
-    s.each_sum(s.own(), [&](int, float sum) { largest = max(largest, __float_as_uint(sum)); });
+    s.for_sums(s.own(), [&](int, float sum) { largest = max(largest, __float_as_uint(sum)); });
     s.words.broadcast(s.words.sums() + s.own(), __uint_as_float(largest));
     s.words.end_pass();
   }
   __device__ __noinline__ static void totals_to(Segments s, FixedPoint fixed) {
     uint64_t total = 0;
     s.words.begin_pass(2 * s.words.chunks);
-    s.each_sum(s.own(), [&](int, float sum) { total += fixed(sum); });
+    s.for_sums(s.own(), [&](int, float sum) { total += fixed(sum); });
     s.words.broadcast(s.words.sums() + s.own(), __uint_as_float(static_cast<uint32_t>(total)));
     s.words.broadcast(s.words.maxima() + s.own(), __uint_as_float(static_cast<uint32_t>(total >> 32)));
     s.words.end_pass();
@@ -98,7 +98,7 @@ struct Segments {
   // Return the totals of the row in the scratch memory, and keep those of its segments.
   __device__ __forceinline__ Totals totals(double temperature) {
     if (is_logits) {
-      words.sums_at ^= 1;
+      words.sums_buffer ^= 1;
       maxima_to(*this);
       ++words.pass;
       top = largest_of(words.sums(), words.chunks), scale = exponent_scale(temperature);
@@ -106,13 +106,13 @@ struct Segments {
         s.remap.is_exponential = true, s.remap.least = -INFINITY, s.remap.scale = scale, s.remap.top = top;
       });
     }
-    words.sums_at ^= 1;
+    words.sums_buffer ^= 1;
     largest_sums_to(*this);
     ++words.pass;
     const uint32_t largest = GlobalRow::largest_bits(words.sums(), words.chunks);
     Totals totals{FixedPoint::of(__uint_as_float(largest)), 0, largest != 0 && largest <= 0x7f7fffffu};
     if (!totals.valid) return totals;
-    words.sums_at ^= 1, words.maxima_at ^= 1;
+    words.sums_buffer ^= 1, words.maxima_buffer ^= 1;
     totals_to(*this, totals.fixed);
     ++words.pass;
     for (int i = 0; i < words.chunks; ++i) totals.total += total_of(i);
@@ -125,7 +125,7 @@ struct Segments {
     uint64_t share = share_of(uniform, row.totals.total);
     int segment = 0, chunk = -1;
     for (uint64_t one; (one = s.total_of(segment)) <= share; ++segment) share -= one;
-    s.each_sum(segment, [&](int c, float sum) {
+    s.for_sums(segment, [&](int c, float sum) {
       if (chunk >= 0) return;
       const uint64_t one = row.totals.fixed(sum);
       if (one > share) {
@@ -145,11 +145,11 @@ __global__ void __launch_bounds__(kSegmentWarps * 32, 1)
     totals = segments.totals(f.temperature);
     return 0.0f;
   };
-  const auto draw = [&](const GlobalRow& engine, int64_t first, int64_t end, const Totals& totals, float) {
-    for (int64_t output = first + engine.rank * engine.warps() + engine.warp(); output < end;
-         output += engine.size * engine.warps()) {
-      const int64_t token = Segments::draw(segments, {engine, totals, 0.0f}, p.random.draw(output, 0));
-      if (lane_id() == 0) put_sample(p, output, token, totals.valid);
+  const auto draw = [&](const GlobalRow& cluster, int64_t first, int64_t end, const Totals& totals, float) {
+    for (int64_t output = first + cluster.rank * cluster.warps() + cluster.warp(); output < end;
+         output += cluster.size * cluster.warps()) {
+      const int64_t token = Segments::draw(segments, {cluster, totals, 0.0f}, p.random.draw(output, 0));
+      if (lane_id() == 0) write_sample(p, output, token, totals.valid);
     }
   };
   sample_groups<false>(p, group, prepare, draw);

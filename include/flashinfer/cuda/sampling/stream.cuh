@@ -30,10 +30,10 @@ struct PipelinedRow : ClusterSmemRow {
 
   __device__ static PipelinedRow of(int64_t n) {
     PipelinedRow x;
-    x.engine = GlobalRow::of(n);
-    const int pairs = (x.engine.chunks + 1) / 2;
-    x.first_pair = x.engine.warp() * pairs / kClusterSmemWarps;
-    x.own_pairs = (x.engine.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
+    x.cluster = GlobalRow::of(n);
+    const int pairs = (x.cluster.chunks + 1) / 2;
+    x.first_pair = x.cluster.warp() * pairs / kClusterSmemWarps;
+    x.own_pairs = (x.cluster.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
     x.step = 0;
     return x;
   }
@@ -42,7 +42,7 @@ struct PipelinedRow : ClusterSmemRow {
   __device__ __forceinline__ uint32_t* begins() const { return keys() + kCollected + kCollected / 2; }
   // Return the buffer of two chunks for the warp's copy number `at`.
   __device__ __forceinline__ float* slot(uint32_t at) const {
-    return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * engine.warp() + (at & 1)) * 2 * kSumChunk;
+    return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * cluster.warp() + (at & 1)) * 2 * kSumChunk;
   }
   // Return the buffer without a copy in flight, between two rows.
   __device__ __forceinline__ float* ready_buffer() const { return slot(step + 1); }
@@ -85,8 +85,8 @@ struct PipelinedRow : ClusterSmemRow {
   }
   __device__ __forceinline__ void fetch(Chunk& x, const Source& source, int c, const float* from, float padding) const {
     if (!is_copied(source, c)) {
-      if (c < engine.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
-      return x.each([&](float& value) { value = padding; });
+      if (c < cluster.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
+      return x.for_each([&](float& value) { value = padding; });
     }
     if (source.dtype == DType::kFloat32) return unpack(x, from);
     if (source.dtype == DType::kFloat16) return unpack(x, reinterpret_cast<const half_t*>(from));
@@ -122,19 +122,19 @@ struct PipelinedRow : ClusterSmemRow {
   // Store the sum of each chunk of a pair: lanes below 16 hold the first, the others the second.
   __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
     const int c = chunk_of(pair) + (lane_id() >> 4);
-    if ((lane_id() & 15) == 0 && c < engine.chunks) to[c] = value;
+    if ((lane_id() & 15) == 0 && c < cluster.chunks) to[c] = value;
   }
 
   __device__ __forceinline__ void store(void* to, DType dtype, int64_t row, int pair, const Chunk& one,
                                         const Chunk& other) const {
     const int64_t at = int64_t{chunk_of(pair)} * kSumChunk;
-    store_chunk(to, dtype, row, one, at, engine.n);
-    if (at + kSumChunk < engine.n) store_chunk(to, dtype, row, other, at + kSumChunk, engine.n);
+    store_chunk(to, dtype, row, one, at, cluster.n);
+    if (at + kSumChunk < cluster.n) store_chunk(to, dtype, row, other, at + kSumChunk, cluster.n);
   }
 
   // Sum the elements >= t by rereading the row, without copies.
   __device__ __forceinline__ void sum_again(const Source& source, float t) {
-    engine.sums_at ^= 1;
+    cluster.sums_buffer ^= 1;
     __syncthreads();
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; ++pair) {
@@ -148,8 +148,8 @@ struct PipelinedRow : ClusterSmemRow {
 
   // Search the collected elements. A separate function limits registers.
   template <bool kMass>
-  __device__ __noinline__ static Edge search(ClusterSmemSearch x, uint32_t count, uint32_t low, uint32_t high,
-                                             uint64_t need, Weights weights) {
+  __device__ __noinline__ static ThresholdKey search(ClusterSmemSearch x, uint32_t count, uint32_t low, uint32_t high,
+                                                     uint64_t need, Weights weights) {
     return x.search_gathered<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
   }
 
@@ -170,7 +170,7 @@ struct PipelinedRow : ClusterSmemRow {
 
 // Call work(x, row, source, next source) for the CTA's rows.
 template <typename F>
-__device__ __forceinline__ void each_row(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
+__device__ __forceinline__ void for_rows(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
   const auto source_of = [&](int64_t row) { return row < count ? Source::of(rows, row * rows.stride, n) : Source{}; };
   PipelinedRow x = PipelinedRow::of(n);
   wait_for_inputs();

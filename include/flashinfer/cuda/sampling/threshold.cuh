@@ -1,10 +1,10 @@
-// Thresholds: the largest key such that the elements with this key or a larger one suffice, by count (top-k) or by
-// sum (top-p).
+// Thresholds of a row. The threshold of top-k is the largest key that k elements reach. The threshold of top-p is the
+// largest key at which the elements that reach it sum to p of the row.
 //
-// A histogram finds the bin of the threshold. One pass gathers the keys of that bin. Every CTA then searches them
-// and finds the same threshold. If a bin has too many keys, histograms of further passes narrow the interval.
+// A histogram finds the bin of the threshold. One pass gathers the keys of that bin, and every CTA searches them and
+// finds the same threshold. If a bin has too many keys, the histograms of further passes narrow the interval.
 //
-// CTAs read each other's bins, so a barrier precedes each rewrite.
+// CTAs read each other's bins, so a barrier precedes each write to them.
 #pragma once
 
 #include <flashinfer/cuda/sampling/bins.cuh>
@@ -28,8 +28,7 @@ struct Signed {
   }
 };
 
-// Bins of the first histogram: exponent and five bits of the mantissa, in the 32 octaves below the largest
-// number.
+// Bins of the first histogram: the exponent and five bits of the mantissa, for 32 octaves up to the largest number.
 struct Octaves {
   int base;
 
@@ -53,13 +52,13 @@ __device__ __forceinline__ void clear(uint32_t* bins, int n) {
 
 // Call f(x, inside) for the elements of chunks with a key of at least `least`.
 template <typename Key, bool kResident, typename F>
-__device__ __forceinline__ void each_element(const Engine<kResident>& engine, uint32_t least, const F& f) {
-  const float* maxima = engine.maxima();
-  engine.each_own([&](int c) {
+__device__ __forceinline__ void for_elements(const ClusterRow<kResident>& cluster, uint32_t least, const F& f) {
+  const float* maxima = cluster.maxima();
+  cluster.for_own_chunks([&](int c) {
     if (kResident && Key::key(maxima[c]) < least) return;
     Chunk chunk;
-    engine.load(chunk, c);
-    const int left = engine.left(c);
+    cluster.load(chunk, c);
+    const int left = cluster.remaining(c);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -68,81 +67,81 @@ __device__ __forceinline__ void each_element(const Engine<kResident>& engine, ui
   });
 }
 
-// Sum the bins of all CTAs: the thread's four words, from the top down.
+// Sum the bins over all CTAs. A thread has four words, from the top bin down.
 template <bool kResident>
-__device__ __forceinline__ void merged(const Engine<kResident>& engine, uint32_t (&words)[4]) {
+__device__ __forceinline__ void merge_bins(const ClusterRow<kResident>& cluster, uint32_t (&words)[4]) {
   words[0] = words[1] = words[2] = words[3] = 0;
   if (threadIdx.x >= kBins / 4) return;
-  const uint32_t* own = engine.bins() + kBins - 4 - 4 * threadIdx.x;
+  const uint32_t* own = cluster.bins() + kBins - 4 - 4 * threadIdx.x;
 #pragma unroll 4
-  for (int r = 0; r < engine.size; ++r) {
+  for (int r = 0; r < cluster.size; ++r) {
     const uint4 one = ptx::load4_of_rank(ptx::of_rank(own, r));
     words[0] += one.w, words[1] += one.z, words[2] += one.y, words[3] += one.x;
   }
 }
 
 template <bool kResident>
-__device__ __noinline__ Found find_count(Engine<kResident> engine, uint64_t need) {
+__device__ __noinline__ FoundBin find_bin_by_count(ClusterRow<kResident> cluster, uint64_t need) {
   uint32_t words[4];
-  merged(engine, words);
+  merge_bins(cluster, words);
   const uint64_t values[4] = {words[0], words[1], words[2], words[3]};
-  return find(values, need, kBins - 1);
+  return find_bin(values, need, kBins - 1);
 }
 
 template <bool kResident>
-__device__ __noinline__ Found find_mass(Engine<kResident> engine, uint64_t need, Weights weights) {
+__device__ __noinline__ FoundBin find_bin_by_sum(ClusterRow<kResident> cluster, uint64_t need, Weights weights) {
   uint32_t words[4];
-  merged(engine, words);
+  merge_bins(cluster, words);
   const uint64_t values[2] = {weights.sum(words[1], words[0]), weights.sum(words[3], words[2])};
-  return find(values, need, kBins / 2 - 1);
+  return find_bin(values, need, kBins / 2 - 1);
 }
 
 // Narrow the interval by passes over the row until one key is left.
 template <typename Key, bool kMass, bool kResident>
-__device__ __noinline__ Edge by_passes(Engine<kResident> engine, uint32_t low, uint32_t high, uint64_t need,
-                                       Weights weights) {
+__device__ __noinline__ ThresholdKey search_by_passes(ClusterRow<kResident> cluster, uint32_t low, uint32_t high,
+                                                      uint64_t need, Weights weights) {
   constexpr int kCount = kMass ? 512 : 1024;
   uint64_t value;
   do {
-    engine.sync_reads();
+    cluster.sync_reads();
     Bins<kCount> bins(low, high);
-    uint32_t* words = engine.bins();
+    uint32_t* words = cluster.bins();
     clear(words, kBins);
-    each_element<Key>(engine, low, [&](float x, bool exists) {
+    for_elements<Key>(cluster, low, [&](float x, bool exists) {
       const uint32_t key = Key::key(x);
       if (!exists || !bins.holds(key)) return;
       if constexpr (kMass) weights.add(words + 2 * bins.of(key), x);
       if constexpr (!kMass) atomicAdd(words + bins.of(key), 1u);
     });
-    engine.sync();
-    const Found found = kMass ? find_mass(engine, need, weights) : find_count(engine, need);
+    cluster.sync();
+    const FoundBin found = kMass ? find_bin_by_sum(cluster, need, weights) : find_bin_by_count(cluster, need);
     need = need > found.above ? need - found.above : 1;
     bins.narrow(kCount - 1 - found.position);
     low = bins.low, high = bins.high, value = found.value;
   } while (low < high);
-  engine.sync_reads();
+  cluster.sync_reads();
   return {low, value};
 }
 
 // Return the elements of a chunk with a key in [low, high], as bits.
 template <typename Key, bool kResident>
-__device__ __forceinline__ uint32_t found_in(const Engine<kResident>& engine, const Chunk& chunk, int c, uint32_t low,
-                                             uint32_t high) {
+__device__ __forceinline__ uint32_t matches_in(const ClusterRow<kResident>& cluster, const Chunk& chunk, int c,
+                                               uint32_t low, uint32_t high) {
   uint32_t found = 0;
 #pragma unroll
   for (int i = 0; i < 16; ++i)
     if (Key::key(chunk.at[i / 4][i % 4]) - low <= high - low) found |= 1u << i;
-  if (engine.left(c) < kSumChunk) {
+  if (cluster.remaining(c) < kSumChunk) {
 #pragma unroll
     for (int i = 0; i < 16; ++i)
-      if (part_start(i / 4) + i % 4 >= engine.left(c)) found &= ~(1u << i);
+      if (part_start(i / 4) + i % 4 >= cluster.remaining(c)) found &= ~(1u << i);
   }
   return found;
 }
 
-// Append the keys of the elements marked in `found`, if all of the warp's fit.
+// Append the keys of the elements marked in `found`, if those of the whole warp fit.
 template <typename Key>
-__device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, const Chunk& other, uint32_t found) {
+__device__ __forceinline__ void append_matches(uint32_t* keys, const Chunk& one, const Chunk& other, uint32_t found) {
   if (!__any_sync(kAllLanes, found)) return;
   const int lane = lane_id();
   const uint32_t end = ptx::warp_inclusive_sum(__popc(found));
@@ -159,71 +158,71 @@ __device__ __forceinline__ void put_found(uint32_t* keys, const Chunk& one, cons
     if (found >> (16 + i) & 1) *keys++ = Key::key(other.at[i / 4][i % 4]);
 }
 
-// Gather the keys in [low, high] into the memory of the bins and return true if they fit. No CTA may use the
-// bins at the start. All CTAs read them until the next barrier.
+// Gather the keys in [low, high] into the memory of the bins. Return true if they fit. No CTA may use the bins before
+// the call, and all CTAs read the keys until the next barrier.
 template <typename Key, bool kResident>
-__device__ __noinline__ bool gather(Engine<kResident> engine, uint32_t low, uint32_t high) {
+__device__ __noinline__ bool gather(ClusterRow<kResident> cluster, uint32_t low, uint32_t high) {
   if (threadIdx.x == 0) scratch().counter = 0;
-  engine.begin_pass(engine.size);
-  const float* maxima = engine.maxima();
+  cluster.begin_pass(cluster.size);
+  const float* maxima = cluster.maxima();
   const auto reaches = [&](int c) { return !kResident || Key::key(maxima[c]) >= low; };
-  engine.each_pair(
+  cluster.for_chunk_pairs(
       [&](Chunk& chunk, int c) {
-        if (reaches(c)) return engine.load(chunk, c);
-        chunk.each([](float& value) { value = 0; });
+        if (reaches(c)) return cluster.load(chunk, c);
+        chunk.for_each([](float& value) { value = 0; });
       },
       [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
-        const int next = c + engine.warps();
-        uint32_t found = reaches(c) ? found_in<Key>(engine, one, c, low, high) : 0;
-        if (has_other && reaches(next)) found |= found_in<Key>(engine, other, next, low, high) << 16;
-        put_found<Key>(engine.bins(), one, other, found);
+        const int next = c + cluster.warps();
+        uint32_t found = reaches(c) ? matches_in<Key>(cluster, one, c, low, high) : 0;
+        if (has_other && reaches(next)) found |= matches_in<Key>(cluster, other, next, low, high) << 16;
+        append_matches<Key>(cluster.bins(), one, other, found);
       });
   __syncthreads();
-  if (engine.warp() == 0) engine.broadcast_bits(&scratch().counts[engine.rank], scratch().counter, lane_id() < 16);
-  engine.sync();  // the candidates of all CTAs are stored
-  engine.end_pass();
+  if (cluster.warp() == 0) cluster.broadcast_bits(&scratch().counts[cluster.rank], scratch().counter, lane_id() < 16);
+  cluster.sync();  // the candidates of all CTAs are stored
+  cluster.end_pass();
   bool fits = true;
-  for (int r = 0; r < engine.size; ++r) fits &= scratch().counts[r] <= kCandidates;
+  for (int r = 0; r < cluster.size; ++r) fits &= scratch().counts[r] <= kCandidates;
   return fits;
 }
 
 template <bool kResident, typename F>
-__device__ __forceinline__ void each_candidate(const Engine<kResident>& engine, const F& f) {
-  for (int r = 0; r < engine.size; ++r) {
-    const uint32_t keys = ptx::of_rank(engine.bins(), r), count = scratch().counts[r];
+__device__ __forceinline__ void for_candidates(const ClusterRow<kResident>& cluster, const F& f) {
+  for (int r = 0; r < cluster.size; ++r) {
+    const uint32_t keys = ptx::of_rank(cluster.bins(), r), count = scratch().counts[r];
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) f(ptx::load_of_rank(keys + 4 * i));
   }
 }
 
-// Find the bin by value(bin), from the top bin down.
+// Find the bin at which the sum of value(bin), from the top bin down, reaches `need`.
 template <typename F>
-__device__ __forceinline__ Found find_local(const F& value, uint64_t need) {
+__device__ __forceinline__ FoundBin find_local_bin(const F& value, uint64_t need) {
   uint64_t values[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int bin = kLocalBins - 1 - (2 * static_cast<int>(threadIdx.x) + i);
     values[i] = bin >= 0 ? value(bin) : 0;
   }
-  return find(values, need, kLocalBins - 1);
+  return find_bin(values, need, kLocalBins - 1);
 }
 
 // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the same.
 template <bool kMass, bool kResident>
-__device__ __noinline__ Edge by_candidates(Engine<kResident> engine, uint32_t low, uint32_t high, uint64_t need,
-                                           Weights weights) {
+__device__ __noinline__ ThresholdKey search_candidates(ClusterRow<kResident> cluster, uint32_t low, uint32_t high,
+                                                       uint64_t need, Weights weights) {
   uint64_t value;
   do {
     Bins<kLocalBins> bins(low, high);
-    uint32_t* words = engine.local_bins();
+    uint32_t* words = cluster.local_bins();
     __syncthreads();
     clear(words, 2 * kLocalBins);
-    each_candidate(engine, [&](uint32_t key) {
+    for_candidates(cluster, [&](uint32_t key) {
       if (!bins.holds(key)) return;
       if constexpr (kMass) weights.add(words + 2 * bins.of(key), __uint_as_float(key));
       if constexpr (!kMass) atomicAdd(words + 2 * bins.of(key), 1u);
     });
     __syncthreads();
-    const Found found = find_local(
+    const FoundBin found = find_local_bin(
         [&](int bin) -> uint64_t { return kMass ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[2 * bin]; },
         need);
     need = need > found.above ? need - found.above : 1;
@@ -239,104 +238,101 @@ struct Range {
 };
 
 template <typename Key>
-__device__ __forceinline__ Range maxima_keys(const ResidentRow& engine) {
-  const float* maxima = engine.maxima();
+__device__ __forceinline__ Range maxima_keys(const ResidentRow& cluster) {
+  const float* maxima = cluster.maxima();
   uint32_t min_key = 0xffffffffu, max_key = 0;
-  for (int c = lane_id(); c < engine.chunks; c += 32) {
+  for (int c = lane_id(); c < cluster.chunks; c += 32) {
     const uint32_t key = Key::key(maxima[c]);
     min_key = min(min_key, key), max_key = max(max_key, key);
   }
   return {__reduce_min_sync(kAllLanes, min_key), __reduce_max_sync(kAllLanes, max_key)};
 }
 
-// Return a key that at least k elements reach: the k-th largest chunk maximum, rounded down to a bin.
+// Return a lower bound of the k-th largest key: the k-th largest chunk maximum, rounded down to a bin.
 template <typename Key>
-__device__ __noinline__ uint32_t reached_by(ResidentRow engine, uint32_t k) {
-  const float* maxima = engine.maxima();
-  const Range range = maxima_keys<Key>(engine);
+__device__ __noinline__ uint32_t lower_bound_of_kth(ResidentRow cluster, uint32_t k) {
+  const float* maxima = cluster.maxima();
+  const Range range = maxima_keys<Key>(cluster);
   Bins<kLocalBins> bins(range.min_key, range.max_key);
-  uint32_t* words = engine.local_bins();
+  uint32_t* words = cluster.local_bins();
   __syncthreads();
   clear(words, kLocalBins);
-  for (int c = threadIdx.x; c < engine.chunks; c += blockDim.x) atomicAdd(words + bins.of(Key::key(maxima[c])), 1u);
+  for (int c = threadIdx.x; c < cluster.chunks; c += blockDim.x) atomicAdd(words + bins.of(Key::key(maxima[c])), 1u);
   __syncthreads();
-  bins.narrow(kLocalBins - 1 - find_local([&](int bin) -> uint64_t { return words[bin]; }, k).position);
+  bins.narrow(kLocalBins - 1 - find_local_bin([&](int bin) -> uint64_t { return words[bin]; }, k).position);
   return bins.low;
 }
 
-// First histogram, by octaves: counts, or the rounded share of each element in a sum of 2^30.
+// First histogram, by octaves: of counts, or of share_weight().
 template <typename Key, bool kMass, bool kResident>
-__device__ __noinline__ Found first_histogram(Engine<kResident> engine, Octaves octaves, uint32_t least,
-                                              Normalizer share, uint64_t need) {
-  uint32_t* words = engine.bins();
+__device__ __noinline__ FoundBin first_histogram(ClusterRow<kResident> cluster, Octaves octaves, uint32_t least,
+                                                 Normalizer share, uint64_t need) {
+  uint32_t* words = cluster.bins();
   clear(words, kBins);
-  each_element<Key>(engine, least, [&](float x, bool exists) {
+  for_elements<Key>(cluster, least, [&](float x, bool exists) {
     const uint32_t key = Key::key(x);
     if (kMass ? key < least : !exists) return;
     uint32_t weight = 1;
-    if constexpr (kMass) {
-      // The addition rounds, unless the integer takes more than 23 bits.
-      const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
-      weight = sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
-    }
+    if constexpr (kMass) weight = share_weight(x, share);
     atomicAdd(words + octaves.of(key), weight);
   });
-  engine.sync();
-  const Found found = find_count(engine, need);
-  engine.sync_reads();
+  cluster.sync();
+  const FoundBin found = find_bin_by_count(cluster, need);
+  cluster.sync_reads();
   return found;
 }
 
 // Return the key of the k-th largest element, 1 <= k < n, or 0 if fewer than k keys exceed 0.
 template <typename Key, bool kResident>
-__device__ __forceinline__ uint32_t top_k_key(Engine<kResident>& engine, uint64_t k) {
+__device__ __forceinline__ uint32_t top_k_key(ClusterRow<kResident>& cluster, uint64_t k) {
   const Weights none{};
   if constexpr (kResident) {
-    uint32_t low, high = maxima_keys<Key>(engine).max_key;
+    uint32_t low, high = maxima_keys<Key>(cluster).max_key;
     uint64_t need = k;
-    if (2 * k <= engine.chunks) {
-      low = reached_by<Key>(engine, static_cast<uint32_t>(k));
+    if (2 * k <= cluster.chunks) {
+      low = lower_bound_of_kth<Key>(cluster, static_cast<uint32_t>(k));
     } else {
       const Octaves octaves = Octaves::up_to(high);
-      const Found found = first_histogram<Key, false>(engine, octaves, 0, {}, k);
+      const FoundBin found = first_histogram<Key, false>(cluster, octaves, 0, {}, k);
       const uint32_t bin = kBins - 1 - found.position;
       low = octaves.low(bin), high = min(octaves.high(bin), high), need = k > found.above ? k - found.above : 1;
     }
-    const bool fits = gather<Key>(engine, low, high);
-    ++engine.pass;
-    const Edge edge = fits ? by_candidates<false>(engine, low, high, need, none)
-                           : by_passes<Key, false>(engine, low, high, need, none);
-    engine.sync_reads();
+    const bool fits = gather<Key>(cluster, low, high);
+    ++cluster.pass;
+    const ThresholdKey edge = fits ? search_candidates<false>(cluster, low, high, need, none)
+                                   : search_by_passes<Key, false>(cluster, low, high, need, none);
+    cluster.sync_reads();
     return edge.key;
   } else {
-    return by_passes<Key, false>(engine, 0, 0xffffffffu, k, none).key;
+    return search_by_passes<Key, false>(cluster, 0, 0xffffffffu, k, none).key;
   }
 }
 
-// Return the largest v with sum(x >= v) >= p * S, with the total S of `row`.
+// Return the largest t at which the elements >= t sum to at least p times the total of `row`.
 template <bool kResident>
-__device__ __forceinline__ float top_p_threshold(Engine<kResident>& engine, double p, const Totals& row,
+__device__ __forceinline__ float top_p_threshold(ClusterRow<kResident>& cluster, double p, const Totals& row,
                                                  float largest) {
   if (!(p > 0)) return largest;
   const uint32_t max_key = __float_as_uint(largest);
   const Octaves octaves = Octaves::up_to(max_key);
   const double mass = row.real(), target = p * mass;
-  // All smaller elements together hold less than the share 1 - p.
-  const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / engine.n) * 0.999f);
+  // The elements below `least` sum to less than 1 - p of the row, so the threshold is not among them.
+  const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / cluster.n) * 0.999f);
   const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
-  const Found found = first_histogram<Unsigned, true>(engine, octaves, least, Normalizer::of(mass * 0x1p-30), share);
+  const FoundBin found =
+      first_histogram<Unsigned, true>(cluster, octaves, least, Normalizer::of(mass * 0x1p-30), share);
   const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
-  const Weights weights = Weights::of(high, engine.n);
+  const Weights weights = Weights::of(high, cluster.n);
   const auto kept = [&](uint32_t key) {
-    engine.sum_kept(__uint_as_float(key));
-    return engine.totals(row.fixed).real();
+    cluster.sum_kept(__uint_as_float(key));
+    return cluster.totals(row.fixed).real();
   };
   const auto resolve = [&](uint64_t need) {
-    const bool fits = gather<Unsigned>(engine, low, high);
-    ++engine.pass;
-    const Edge edge = fits ? by_candidates<true>(engine, low, high, need, weights)
-                           : by_passes<Unsigned, true>(engine, low, high, need, weights);
-    engine.sync_reads();
+    const bool fits = gather<Unsigned>(cluster, low, high);
+    ++cluster.pass;
+    const ThresholdKey edge = fits ? search_candidates<true>(cluster, low, high, need, weights)
+                                   : search_by_passes<Unsigned, true>(cluster, low, high, need, weights);
+    cluster.sync_reads();
     return edge;
   };
   return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, resolve, kept);

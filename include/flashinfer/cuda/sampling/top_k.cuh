@@ -7,30 +7,30 @@ namespace flashinfer::cuda {
 
 // Return the key of the k-th largest element, or 0 if k covers the row.
 template <bool kResident>
-__device__ __forceinline__ uint32_t key_of_rank(Engine<kResident>& engine, const RowsOf& rows, int64_t row,
+__device__ __forceinline__ uint32_t key_of_rank(ClusterRow<kResident>& cluster, const RowsOf& rows, int64_t row,
                                                 TopK top_k) {
-  const Source source = Source::of(rows, row * rows.stride, engine.n);
+  const Source source = Source::of(rows, row * rows.stride, cluster.n);
   set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.remap.is_raw = true; });
-  if constexpr (kResident) engine.template read_maxima<false>();
-  return top_k.on ? top_k_key<Signed>(engine, top_k.k) : 0;
+  if constexpr (kResident) cluster.template read_maxima<false>();
+  return top_k.on ? top_k_key<Signed>(cluster, top_k.k) : 0;
 }
 
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) mask_kernel(const __grid_constant__ MapRowsParams p) {
-  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / engine.size;
-  engine.start();
+  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / cluster.size;
+  cluster.start();
   wait_for_inputs();
   launch_dependents();
   const float least =
-      Signed::real(key_of_rank(engine, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size)));
-  engine.each_own([&](int c) {
+      Signed::real(key_of_rank(cluster, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size)));
+  cluster.for_own_chunks([&](int c) {
     Chunk chunk;
-    engine.load(chunk, c);
-    chunk.each([&](float& x) { x = x < least ? -INFINITY : x; });
+    cluster.load(chunk, c);
+    chunk.for_each([&](float& x) { x = x < least ? -INFINITY : x; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  engine.sync_reads();
+  cluster.sync_reads();
 }
 
 // Count the elements of a chunk above the threshold (upper half of a word) and at it (lower half).
@@ -51,35 +51,35 @@ __device__ __forceinline__ uint32_t counts_of(const Chunk& chunk, uint32_t key, 
 
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ TopKParams p) {
-  Engine<kResident> engine = Engine<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / engine.size;
-  engine.start();
+  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / cluster.size;
+  cluster.start();
   wait_for_inputs();
   launch_dependents();
-  const uint32_t key = key_of_rank(engine, p.input, row, {p.k < p.vocab_size, p.k});
-  engine.sums_at ^= 1;
-  engine.begin_pass(engine.chunks);
+  const uint32_t key = key_of_rank(cluster, p.input, row, {p.k < p.vocab_size, p.k});
+  cluster.sums_buffer ^= 1;
+  cluster.begin_pass(cluster.chunks);
   const char* from = scratch().source.data;
   uint32_t part[4];
-  engine.each_own([&](int c) {
+  cluster.for_own_chunks([&](int c) {
     Chunk chunk;
-    engine.load(chunk, c);
+    cluster.load(chunk, c);
     const uint32_t counts = counts_of(chunk, key, p.vocab_size - int64_t{c} * kSumChunk, part);
-    engine.broadcast(engine.sums() + c, __uint_as_float(__reduce_add_sync(kAllLanes, counts)));
+    cluster.broadcast(cluster.sums() + c, __uint_as_float(__reduce_add_sync(kAllLanes, counts)));
   });
-  engine.end_pass(), ++engine.pass;
+  cluster.end_pass(), ++cluster.pass;
   uint64_t above = 0;
-  for (int c = lane_id(); c < engine.chunks; c += 32) above += __float_as_uint(engine.sums()[c]) >> 16;
+  for (int c = lane_id(); c < cluster.chunks; c += 32) above += __float_as_uint(cluster.sums()[c]) >> 16;
   const int64_t ties = p.k - static_cast<int64_t>(lanes_sum<32>(above));
-  engine.each_own([&](int c) {
+  cluster.for_own_chunks([&](int c) {
     uint64_t higher = 0, equal = 0;
     for (int i = lane_id(); i < c; i += 32) {
-      const uint32_t counts = __float_as_uint(engine.sums()[i]);
+      const uint32_t counts = __float_as_uint(cluster.sums()[i]);
       higher += counts >> 16, equal += counts & 0xffff;
     }
     higher = lanes_sum<32>(higher), equal = lanes_sum<32>(equal);
     Chunk chunk;
-    engine.load(chunk, c);
+    cluster.load(chunk, c);
     const int64_t left = p.vocab_size - int64_t{c} * kSumChunk;
     counts_of(chunk, key, left, part);
 #pragma unroll
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
       higher += all >> 16, equal += all & 0xffff;
     }
   });
-  engine.sync_reads();
+  cluster.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

@@ -5,54 +5,54 @@
 
 namespace flashinfer::cuda {
 
-__device__ inline __noinline__ void sum_probs(GlobalRow engine) {
+__device__ inline __noinline__ void sum_probs(GlobalRow cluster) {
   const Source source = scratch().source;
-  engine.begin_pass(engine.chunks);
-  engine.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, 0.0f); },
-                   [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
-                     engine.broadcast_pair(engine.sums(), c, has_other,
-                                           pair_sum(one, other, [](float x) { return max_nan(x, 0.0f); }));
-                   });
-  engine.end_pass();
+  cluster.begin_pass(cluster.chunks);
+  cluster.for_chunk_pairs([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, 0.0f); },
+                          [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
+                            cluster.broadcast_pair(cluster.sums(), c, has_other,
+                                                   pair_sum(one, other, [](float x) { return max_nan(x, 0.0f); }));
+                          });
+  cluster.end_pass();
 }
 
-__device__ __forceinline__ Totals load_probs_once(GlobalRow& engine) {
-  engine.sums_at ^= 1;
-  sum_probs(engine);
-  ++engine.pass;
-  return engine.totals();
+__device__ __forceinline__ Totals load_probs_once(GlobalRow& cluster) {
+  cluster.sums_buffer ^= 1;
+  sum_probs(cluster);
+  ++cluster.pass;
+  return cluster.totals();
 }
 
 // Sum exp((l - m) / T) per chunk with its maximum m, and store the maxima.
-__device__ inline __noinline__ void sum_exponentials(GlobalRow engine, float scale) {
+__device__ inline __noinline__ void sum_exponentials(GlobalRow cluster, float scale) {
   const Source source = scratch().source;
-  engine.begin_pass(2 * engine.chunks);
-  engine.each_pair([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
-                   [&](Chunk& one, Chunk& other, int c, bool has_other) {
-                     const PairSums result = exponentials_of(one, other, scale);
-                     engine.broadcast_pair(engine.maxima(), c, has_other, result.maximum);
-                     engine.broadcast_pair(engine.sums(), c, has_other, result.sum);
-                   });
-  engine.end_pass();
+  cluster.begin_pass(2 * cluster.chunks);
+  cluster.for_chunk_pairs([&](Chunk& chunk, int c) { source.load(chunk, int64_t{c} * kSumChunk, -INFINITY); },
+                          [&](Chunk& one, Chunk& other, int c, bool has_other) {
+                            const PairSums result = exponentials_of(one, other, scale);
+                            cluster.broadcast_pair(cluster.maxima(), c, has_other, result.maximum);
+                            cluster.broadcast_pair(cluster.sums(), c, has_other, result.sum);
+                          });
+  cluster.end_pass();
 }
 
-__device__ __forceinline__ Totals load_exponentials_once(GlobalRow& engine, double temperature) {
+__device__ __forceinline__ Totals load_exponentials_once(GlobalRow& cluster, double temperature) {
   const float scale = exponent_scale(temperature);
-  engine.sums_at ^= 1, engine.maxima_at ^= 1;
-  sum_exponentials(engine, scale);
-  ++engine.pass;
-  float *sums = engine.sums(), *maxima = engine.maxima();
-  const float top = largest_of(maxima, engine.chunks);
+  cluster.sums_buffer ^= 1, cluster.maxima_buffer ^= 1;
+  sum_exponentials(cluster, scale);
+  ++cluster.pass;
+  float *sums = cluster.sums(), *maxima = cluster.maxima();
+  const float top = largest_of(maxima, cluster.chunks);
   set_scratch([&](Scratch& s) {
     s.remap.is_exponential = true, s.remap.least = -INFINITY, s.remap.scale = scale, s.remap.top = top;
   });
-  rescale(sums, maxima, engine.chunks, top, scale);
-  return engine.totals();
+  rescale(sums, maxima, cluster.chunks, top, scale);
+  return cluster.totals();
 }
 
 __global__ void __launch_bounds__(512, 2) unfiltered_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<false>(p, group, [&](GlobalRow& engine, const Filters& f, Totals& totals) {
-    totals = p.is_logits ? load_exponentials_once(engine, f.temperature) : load_probs_once(engine);
+  sample_groups<false>(p, group, [&](GlobalRow& cluster, const Filters& f, Totals& totals) {
+    totals = p.is_logits ? load_exponentials_once(cluster, f.temperature) : load_probs_once(cluster);
     return 0.0f;
   });
 }

@@ -1,11 +1,11 @@
-// A cluster of CTAs that works on one row.
+// A row of the vocabulary, distributed over a cluster of CTAs.
 //
-// Each CTA owns a range of the row's chunks. As many of its last chunks as fit are resident in shared memory. Each
-// pass rereads the others from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the
-// shared memory of every CTA. After one barrier each CTA knows the whole row and takes the same decisions.
-// Longer rows are not resident: each pass rereads them, without maxima.
+// Each CTA owns a range of the row's chunks. Its last chunks are resident in smem, as many as fit. Each pass rereads
+// the other chunks from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the smem of every CTA.
+// After one barrier, each CTA has the sums and maxima of the whole row, so all CTAs take the same decisions. Longer
+// rows are not resident: each pass rereads them, without maxima.
 //
-// An engine is a few integers and is passed by value. A pointer to it would move it to local memory, and the
+// A ClusterRow is a few integers and is passed by value. A pointer to it would move it to local memory, and the
 // compiler would assume that other stores can change it.
 #pragma once
 
@@ -18,8 +18,8 @@
 namespace flashinfer::cuda {
 
 constexpr int kMaxCluster = 8, kMaxWarps = 32;
-constexpr int kBins = 1024;        // counts; or 512 sums of two words
-constexpr int kCandidates = 6144;  // keys of a CTA; they share their memory with the bins
+constexpr int kBins = 1024;        // counts, or 512 sums of two words each
+constexpr int kCandidates = 6144;  // keys that a CTA gathers, in the memory of the bins
 constexpr int kLocalBins = 512;    // sums of two words
 constexpr int kSearchWords = kCandidates + 2 * kLocalBins;
 
@@ -29,7 +29,7 @@ struct Scratch {
   uint64_t warp_totals[kMaxWarps];
   uint64_t found_above, found_value;
   uint32_t found_position;
-  uint32_t counter, counts[kMaxCluster];  // candidates of this CTA, and of each CTA
+  uint32_t counter, counts[kMaxCluster];  // number of candidates of this CTA, and of each CTA
   Source source, subtracted;              // the row, and the row that a draw subtracts
   bool subtracts;
   Remap remap;
@@ -45,11 +45,11 @@ __device__ __forceinline__ char* shared_bytes() {
   return bytes;
 }
 
-// Total of the chunk sums. Every warp computes it.
+// Sum of a row: the total of its chunk sums. Every warp computes it.
 struct Totals {
   FixedPoint fixed;
   uint64_t total;
-  bool valid;  // no NaN, a positive sum that a float can hold
+  bool valid;  // true if no chunk has a NaN, and the largest chunk sum is positive and finite
 
   __device__ double real() const { return fixed.real(total); }
 };
@@ -59,47 +59,48 @@ struct NoChunk {
 };
 
 template <bool kResident>
-struct Engine {
-  int n, chunks, first, own, rank, size, sums_at, maxima_at;
-  int capacity;   // chunks that fit into a CTA's shared memory
-  int skip;       // own chunks that do not fit
-  int pass;       // number of passes with a broadcast
-  float summed;   // lower bound of the summed elements; negative: sums of something else
-  uint32_t peer;  // offset from this CTA's shared memory to that of the CTA that the lane serves
+struct ClusterRow {
+  int n, chunks, first, num_own, rank, size, sums_buffer, maxima_buffer;
+  int capacity;          // chunks that fit into a CTA's shared memory
+  int streamed;          // own chunks that do not fit into smem
+  int pass;              // number of passes with a broadcast
+  float sum_threshold;   // the sums are those of elements >= sum_threshold; negative: of other values
+  uint32_t peer_offset;  // offset from this CTA's smem to the smem of the CTA to which the lane broadcasts
 
   FLASHINFER_HD static int own_chunks(int chunks, int size) { return (chunks + size - 1) / size; }
 
-  // Return the dynamic shared memory of a CTA with `capacity` resident chunks.
+  // Return the dynamic smem of a CTA with `capacity` resident chunks.
   static int64_t bytes(int64_t chunks, int64_t capacity, bool maxima) {
     return (capacity * kSumChunk + kSearchWords) * 4 + chunks * chunk_bytes(maxima);
   }
-  // Bytes per chunk: two sums, and two maxima.
+  // Bytes per chunk: two buffers of sums, and two of maxima.
   static int64_t chunk_bytes(bool maxima) { return maxima ? 16 : 8; }
 
-  __device__ static Engine of(int64_t n) {
-    Engine engine;
-    engine.n = static_cast<int>(n), engine.chunks = static_cast<int>(num_chunks(n));
-    engine.rank = ptx::cluster_rank(), engine.size = ptx::cluster_size();
-    const int chunks_per_cta = own_chunks(engine.chunks, engine.size);
-    engine.first = min(engine.rank * chunks_per_cta, engine.chunks), engine.own = engine.own_of(engine.rank);
-    engine.capacity =
-        kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - engine.chunks * 16) / (kSumChunk * 4) : 0;
-    engine.skip = engine.skipped_of(engine.own);
-    engine.sums_at = engine.maxima_at = engine.pass = 0, engine.summed = -1;
-    engine.peer =
-        ptx::of_rank(shared_bytes(), min(lane_id() & 15, engine.size - 1)) - ptx::shared_address(shared_bytes());
-    return engine;
+  __device__ static ClusterRow of(int64_t n) {
+    ClusterRow cluster;
+    cluster.n = static_cast<int>(n), cluster.chunks = static_cast<int>(num_chunks(n));
+    cluster.rank = ptx::cluster_rank(), cluster.size = ptx::cluster_size();
+    const int chunks_per_cta = own_chunks(cluster.chunks, cluster.size);
+    cluster.first = min(cluster.rank * chunks_per_cta, cluster.chunks),
+    cluster.num_own = cluster.chunks_of_rank(cluster.rank);
+    cluster.capacity =
+        kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - cluster.chunks * 16) / (kSumChunk * 4) : 0;
+    cluster.streamed = cluster.streamed_of(cluster.num_own);
+    cluster.sums_buffer = cluster.maxima_buffer = cluster.pass = 0, cluster.sum_threshold = -1;
+    cluster.peer_offset =
+        ptx::of_rank(shared_bytes(), min(lane_id() & 15, cluster.size - 1)) - ptx::shared_address(shared_bytes());
+    return cluster;
   }
-  __device__ __forceinline__ int own_of(int of_rank) const {
+  __device__ __forceinline__ int chunks_of_rank(int of_rank) const {
     const int chunks_per_cta = own_chunks(chunks, size), from = min(of_rank * chunks_per_cta, chunks);
     return min(from + chunks_per_cta, chunks) - from;
   }
-  __device__ __forceinline__ int skipped_of(int own_count) const { return max(own_count - capacity, 0); }
-  __device__ __forceinline__ bool is_resident(int c) const { return kResident && c - first >= skip; }
+  __device__ __forceinline__ int streamed_of(int own_count) const { return max(own_count - capacity, 0); }
+  __device__ __forceinline__ bool is_resident(int c) const { return kResident && c - first >= streamed; }
 
   // Start the cluster, before the first pass. Afterwards all CTAs are resident and have initialised their barriers.
   __device__ __forceinline__ void start() const { arrive(), wait(); }
-  // The two halves of start(); the first does not wait.
+  // The two halves of start(). arrive() does not wait.
   __device__ __forceinline__ void arrive() const {
     if (!is_cluster()) return;
     if (threadIdx.x == 0) {
@@ -118,17 +119,17 @@ struct Engine {
 
   __device__ __forceinline__ uint32_t barrier() const { return ptx::shared_address(&scratch().barriers[pass & 1]); }
 
-  // Begin a pass in which the CTAs together broadcast `words` words to each CTA. The barrier counts their bytes.
-  // Even and odd passes have different barriers, because a CTA may be one pass ahead.
+  // Begin a pass in which all CTAs together broadcast `words` words to each CTA. The barrier counts their bytes. Even
+  // and odd passes have separate barriers, because a CTA may be one pass ahead.
   __device__ __forceinline__ void begin_pass(int words) const {
-    __syncthreads();  // the words of two passes ago are no longer read
+    __syncthreads();  // no thread reads the words of the pass before the last one
     if (is_cluster() && threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(), words * 4);
   }
   __device__ __forceinline__ void end_pass() const {
     if (is_cluster()) return ptx::mbarrier_wait(barrier(), pass / 2 & 1);
     __syncthreads();
   }
-  // Outside a cluster a store to other CTAs is an illegal instruction.
+  // Without a cluster, a store to another CTA is an illegal instruction.
   __device__ __forceinline__ bool is_cluster() const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     return size > 1;
@@ -145,22 +146,22 @@ struct Engine {
   __device__ __forceinline__ float* sums(int which) const {
     return reinterpret_cast<float*>(local_bins() + 2 * kLocalBins) + which * chunks;
   }
-  __device__ __forceinline__ float* sums() const { return sums(sums_at); }
-  __device__ __forceinline__ float* maxima() const { return sums(2 + maxima_at); }
+  __device__ __forceinline__ float* sums() const { return sums(sums_buffer); }
+  __device__ __forceinline__ float* maxima() const { return sums(2 + maxima_buffer); }
 
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
   __device__ __forceinline__ int warps() const { return blockDim.x / 32; }
 
-  // Store a word to all CTAs, one per lane. Lanes from 16 on store the warp's second word.
+  // Store a word to all CTAs, one CTA per lane. Lanes from 16 on store the second word of the warp.
   __device__ __forceinline__ void broadcast_bits(const uint32_t* at, uint32_t value, bool active) const {
     if (!active || (lane_id() & 15) >= size) return;
-    if (is_cluster()) return ptx::store_of_rank(ptx::shared_address(at) + peer, value, barrier() + peer);
+    if (is_cluster()) return ptx::store_of_rank(ptx::shared_address(at) + peer_offset, value, barrier() + peer_offset);
     *const_cast<uint32_t*>(at) = value;
   }
   __device__ __forceinline__ void broadcast(const float* at, float value) const {
     broadcast_bits(reinterpret_cast<const uint32_t*>(at), __float_as_uint(value), lane_id() < 16);
   }
-  // Broadcast two words. Lanes from 16 on hold the value of the warp's next chunk.
+  // Broadcast the words of two chunks. Lanes from 16 on hold the value of the warp's next chunk.
   __device__ __forceinline__ void broadcast_pair(const float* at, int c, bool has_other, float value) const {
     const bool second = lane_id() & 16;
     broadcast_bits(reinterpret_cast<const uint32_t*>(at) + c + (second ? warps() : 0), __float_as_uint(value),
@@ -168,33 +169,32 @@ struct Engine {
   }
 
   template <typename F>
-  __device__ __forceinline__ void each_own(const F& f) const {
-    for (int c = first + warp(); c < first + own; c += warps()) f(c);
+  __device__ __forceinline__ void for_own_chunks(const F& f) const {
+    for (int c = first + warp(); c < first + num_own; c += warps()) f(c);
   }
 
-  // Call read(chunk, c) for two chunks, then work(first, second, c, two). `two` is false without a second
-  // chunk.
+  // Call read(chunk, c) for each chunk of a pair, then work(first, second, c, has_second). A missing second chunk is 0.
   template <typename Read, typename Work>
-  __device__ __forceinline__ void each_pair(const Read& read, const Work& work) const {
-    for (int c = first + warp(); c < first + own; c += 2 * warps()) {
-      const bool has_other = c + warps() < first + own;
+  __device__ __forceinline__ void for_chunk_pairs(const Read& read, const Work& work) const {
+    for (int c = first + warp(); c < first + num_own; c += 2 * warps()) {
+      const bool has_other = c + warps() < first + num_own;
       Chunk one, other;
       read(one, c);
       if (has_other) {
         read(other, c + warps());
       } else {
-        other.each([](float& value) { value = 0; });
+        other.for_each([](float& value) { value = 0; });
       }
       work(one, other, c, has_other);
     }
   }
 
   // Return the number of elements from chunk c on.
-  __device__ __forceinline__ int left(int c) const { return n - c * kSumChunk; }
+  __device__ __forceinline__ int remaining(int c) const { return n - c * kSumChunk; }
 
   __device__ __forceinline__ void load(Chunk& chunk, int c) const {
-    if (!is_resident(c)) return load_again(chunk, c);
-    const float* from = x() + (c - first - skip) * kSumChunk;
+    if (!is_resident(c)) return load_from_l2(chunk, c);
+    const float* from = x() + (c - first - streamed) * kSumChunk;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float4 four = *reinterpret_cast<const float4*>(from + part_start(j));
@@ -202,7 +202,7 @@ struct Engine {
     }
   }
 
-  __device__ __forceinline__ static void load_again(Chunk& chunk, int c) {
+  __device__ __forceinline__ static void load_from_l2(Chunk& chunk, int c) {
     const Remap& remap = scratch().remap;
     const float padding = remap.is_exponential ? -INFINITY : 0.0f;
     scratch().source.load(chunk, int64_t{c} * kSumChunk, padding, true);
@@ -215,7 +215,7 @@ struct Engine {
 
   __device__ __forceinline__ void store(const Chunk& chunk, int c) const {
     if (!is_resident(c)) return;
-    float* to = x() + (c - first - skip) * kSumChunk;
+    float* to = x() + (c - first - streamed) * kSumChunk;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       *reinterpret_cast<float4*>(to + part_start(j)) =
@@ -227,23 +227,23 @@ struct Engine {
   // the row is not resident.
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima() {
-    (kResident ? maxima_at : sums_at) ^= 1, summed = -1;
+    (kResident ? maxima_buffer : sums_buffer) ^= 1, sum_threshold = -1;
     maxima_to<kNaN>(*this);
     ++pass;
   }
   // Passes are separate functions, because each needs all registers.
   template <bool kNaN>
-  __device__ __noinline__ static void maxima_to(Engine engine) {
+  __device__ __noinline__ static void maxima_to(ClusterRow cluster) {
     const Source source = scratch().source;
-    float* to = kResident ? engine.maxima() : engine.sums();
-    engine.begin_pass(engine.chunks);
-    engine.each_pair([&](Chunk& chunk, int c) { engine.read(source, chunk, c, -INFINITY); },
-                     [&](Chunk& one, Chunk& other, int c, bool has_other) {
-                       engine.store(one, c);
-                       if (has_other) engine.store(other, c + engine.warps());
-                       engine.broadcast_pair(to, c, has_other, pair_max<kNaN>(one, other));
-                     });
-    engine.end_pass();
+    float* to = kResident ? cluster.maxima() : cluster.sums();
+    cluster.begin_pass(cluster.chunks);
+    cluster.for_chunk_pairs([&](Chunk& chunk, int c) { cluster.read(source, chunk, c, -INFINITY); },
+                            [&](Chunk& one, Chunk& other, int c, bool has_other) {
+                              cluster.store(one, c);
+                              if (has_other) cluster.store(other, c + cluster.warps());
+                              cluster.broadcast_pair(to, c, has_other, pair_max<kNaN>(one, other));
+                            });
+    cluster.end_pass();
   }
 
   // Replace each element by f(x) and sum the chunks. With kRead, elements come from the row. Otherwise they
@@ -251,94 +251,94 @@ struct Engine {
   // and become 0.
   template <bool kMaxima, bool kRead, typename F, typename Z>
   __device__ __forceinline__ void transform(const F& f, const Z& is_zero) {
-    sums_at ^= 1, summed = -1;
-    if constexpr (kResident && kMaxima) maxima_at ^= 1;
+    sums_buffer ^= 1, sum_threshold = -1;
+    if constexpr (kResident && kMaxima) maxima_buffer ^= 1;
     transform_to<kMaxima, kRead>(*this, f, is_zero);
     ++pass;
   }
   template <bool kMaxima, bool kRead, typename F, typename Z>
-  __device__ __noinline__ static void transform_to(Engine engine, F f, Z is_zero) {
+  __device__ __noinline__ static void transform_to(ClusterRow cluster, F f, Z is_zero) {
     const Source source = scratch().source;
-    engine.begin_pass(kResident && kMaxima ? 2 * engine.chunks : engine.chunks);
+    cluster.begin_pass(kResident && kMaxima ? 2 * cluster.chunks : cluster.chunks);
     const auto change = [&](Chunk& chunk, int c) {
-      if ((kRead || engine.is_resident(c)) && !is_zero(c)) chunk.each([&](float& value) { value = f(value); });
-      engine.store(chunk, c);
+      if ((kRead || cluster.is_resident(c)) && !is_zero(c)) chunk.for_each([&](float& value) { value = f(value); });
+      cluster.store(chunk, c);
     };
-    engine.each_pair(
+    cluster.for_chunk_pairs(
         [&](Chunk& chunk, int c) {
           if (is_zero(c)) {
-            chunk.each([](float& value) { value = 0; });
+            chunk.for_each([](float& value) { value = 0; });
           } else if (kRead) {
-            engine.read(source, chunk, c, 0.0f);
+            cluster.read(source, chunk, c, 0.0f);
           } else {
-            engine.load(chunk, c);
+            cluster.load(chunk, c);
           }
         },
         [&](Chunk& one, Chunk& other, int c, bool has_other) {
           change(one, c);
-          if (has_other) change(other, c + engine.warps());
+          if (has_other) change(other, c + cluster.warps());
           if constexpr (kResident && kMaxima)
-            engine.broadcast_pair(engine.maxima(), c, has_other, pair_max<true>(one, other));
-          engine.broadcast_pair(engine.sums(), c, has_other, pair_sum(one, other, [](float value) { return value; }));
+            cluster.broadcast_pair(cluster.maxima(), c, has_other, pair_max<true>(one, other));
+          cluster.broadcast_pair(cluster.sums(), c, has_other, pair_sum(one, other, [](float value) { return value; }));
         });
-    engine.end_pass();
+    cluster.end_pass();
   }
 
-  // Sum the elements >= t into the other half of the sums.
-  __device__ __noinline__ static void sum_kept_to(Engine engine, float t) {
-    const float* maxima = engine.maxima();
-    engine.begin_pass(engine.chunks);
-    engine.each_pair(
+  // Sum the elements >= t into the other buffer of sums.
+  __device__ __noinline__ static void sum_kept_into(ClusterRow cluster, float t) {
+    const float* maxima = cluster.maxima();
+    cluster.begin_pass(cluster.chunks);
+    cluster.for_chunk_pairs(
         [&](Chunk& chunk, int c) {
-          if (!kResident || maxima[c] >= t) return engine.load(chunk, c);
-          chunk.each([](float& value) { value = 0; });
+          if (!kResident || maxima[c] >= t) return cluster.load(chunk, c);
+          chunk.for_each([](float& value) { value = 0; });
         },
         [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
-          engine.broadcast_pair(engine.sums(), c, has_other,
-                                pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
+          cluster.broadcast_pair(cluster.sums(), c, has_other,
+                                 pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
         });
-    engine.end_pass();
+    cluster.end_pass();
   }
   __device__ __forceinline__ void sum_kept(float t) {
-    if (summed == t) return;
-    sums_at ^= 1;
-    sum_kept_to(*this, t);
-    ++pass, summed = t;
+    if (sum_threshold == t) return;
+    sums_buffer ^= 1;
+    sum_kept_into(*this, t);
+    ++pass, sum_threshold = t;
   }
 
-  // Return the largest of numbers >= 0 as bits. The bits of a NaN exceed all others.
+  // Return the bits of the largest number, for numbers >= 0. A NaN has larger bits than any number.
   __device__ __forceinline__ static uint32_t largest_bits(const float* values, int n) {
     uint32_t max_bits = 0;
     for (int i = lane_id(); i < n; i += 32) max_bits = max(max_bits, __float_as_uint(values[i]));
     return __reduce_max_sync(kAllLanes, max_bits);
   }
 
-  __device__ __noinline__ static uint64_t add_up(Engine engine, double up) {
+  __device__ __noinline__ static uint64_t fixed_total(ClusterRow cluster, double up) {
     const FixedPoint fixed{up, 1.0};
-    const float* sums = engine.sums();
+    const float* sums = cluster.sums();
     uint64_t total = 0;
-    for (int i = lane_id(); i < engine.chunks; i += 32) total += fixed(sums[i]);
+    for (int i = lane_id(); i < cluster.chunks; i += 32) total += fixed(sums[i]);
     return lanes_sum<32>(total);
   }
 
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
     const uint32_t max_bits = largest_bits(sums(), chunks);
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
-    return {fixed, valid ? add_up(*this, fixed.up) : 0, valid};
+    return {fixed, valid ? fixed_total(*this, fixed.up) : 0, valid};
   }
   __device__ __forceinline__ Totals totals() const {
     const uint32_t max_bits = largest_bits(sums(), chunks);
     const FixedPoint fixed = FixedPoint::of(__uint_as_float(max_bits));
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
-    return {fixed, valid ? add_up(*this, fixed.up) : 0, valid};
+    return {fixed, valid ? fixed_total(*this, fixed.up) : 0, valid};
   }
 
   // Return the largest x >= 0. Rows that are not resident have no maxima: this pass overwrites their sums.
   __device__ __forceinline__ float largest() {
     if constexpr (kResident) return __uint_as_float(largest_bits(maxima(), chunks));
-    sums_at ^= 1, summed = -1;
+    sums_buffer ^= 1, sum_threshold = -1;
     begin_pass(chunks);
-    each_own([&](int c) {
+    for_own_chunks([&](int c) {
       Chunk chunk;
       load(chunk, c);
       broadcast(sums() + c, chunk_max<true>(chunk));
@@ -348,10 +348,10 @@ struct Engine {
   }
 };
 
-using ResidentRow = Engine<true>;  // chunks stay in the shared memory of the cluster
-using GlobalRow = Engine<false>;   // every pass reads chunks from global memory
+using ResidentRow = ClusterRow<true>;  // chunks stay in the shared memory of the cluster
+using GlobalRow = ClusterRow<false>;   // every pass reads chunks from global memory
 
-// Return the largest of numbers of any sign, or NaN if there is one.
+// Return the largest number of any sign, or NaN if there is a NaN.
 __device__ __forceinline__ float largest_of(const float* values, int n) {
   float maximum = -INFINITY;
   for (int i = lane_id(); i < n; i += 32) maximum = max_nan(maximum, values[i]);
