@@ -29,7 +29,7 @@ __device__ inline __noinline__ void draw_nucleus(const SampleParams& p, int64_t 
 
 template <typename T>
 __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_kernel(const __grid_constant__ SampleParams p) {
-  each_nucleus<T>(p.input, p.num_outputs, p.vocab_size,
+  for_nucleus<T>(p.input, p.num_outputs, p.vocab_size,
                   [&](NucleusRow& x, int64_t row, const T* elements, const T* next) {
                     Totals totals{{1, 1}, 0, false};
                     const float t = x.filter<false>(elements, next, p.top_p.get_real(row, row), totals);
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_kernel(const __gri
 
 template <typename T>
 __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_map_kernel(const __grid_constant__ MapRowsParams p) {
-  each_nucleus<T>(p.input, p.num_rows, p.vocab_size, [&](NucleusRow& x, int64_t row, const T* elements, const T* next) {
+  for_nucleus<T>(p.input, p.num_rows, p.vocab_size, [&](NucleusRow& x, int64_t row, const T* elements, const T* next) {
     Totals totals{{1, 1}, 0, false};
     const double top_p = p.number.get_real(row, row);
     const float t = x.filter<true>(elements, next, top_p, totals);

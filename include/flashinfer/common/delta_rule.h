@@ -67,8 +67,8 @@ struct DeltaRuleParams {
   DeltaRuleInputs in;
   // A step may compute its gates from raw values. g is -exp(A_log[h]) softplus(g + dt_bias[h]), or with a
   // lower bound, bound * sigmoid(exp(A_log[h]) (g + dt_bias[h])). With `raw_rows`, gk is raw with dt_bias[h,
-  // d], and g is null. beta is sigmoid(beta), times 2 if negative eigenvalues are allowed. Null or 0: g, gk
-  // and beta are final.
+  // d], and g is null. beta is sigmoid(beta), times 2 if negative eigenvalues are allowed. If a_log is null and
+  // beta_sigmoid is 0, the caller has computed g, gk and beta.
   const float* a_log;    // [HV]
   const float* dt_bias;  // [HV], or [HV, K] of rows; null: 0
   float lower_bound;     // negative, or 0: none
@@ -77,7 +77,7 @@ struct DeltaRuleParams {
   void* o;           // [B, T, HV, V], contiguous
   const void* initial_state;
   void* final_state;      // may alias initial_state
-  void* snapshots;        // [B, at least T, HV, ...], the state after each token, or null
+  void* snapshots;        // [B, T or more, HV, ...], the state after each token, or null
   int64_t snapshot_rows;  // second dimension of snapshots
   Indices slots;          // [num_sequences], slot of a sequence in initial_state; null: its number
   Indices output_slots;   // slot in final_state; null: as slots. Negative: no slot is touched, o is 0

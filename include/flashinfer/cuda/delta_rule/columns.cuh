@@ -1,7 +1,7 @@
 // Shared parts of the CUDA kernels of the delta rule: tokens in smem as floats, and the layout of a state.
 //
 // Four threads share a column of the state, in registers. Part p has rows 16 j + 4 p to 16 j + 4 p + 3 for
-// each j. A warp reads a token's row from smem in words of 16 bytes, which all of its columns share.
+// each j. A warp reads the rows of a token from smem in words of 16 bytes, broadcast to its eight columns.
 #pragma once
 
 #include <type_traits>
@@ -16,27 +16,27 @@ namespace flashinfer::cuda {
 
 // Work of a CTA: some columns of a value head of a sequence. CTAs and heads are counted in 32 bits, because
 // 64-bit divisions are slow.
-struct DeltaBlock {
+struct DeltaWork {
   int64_t sequence, value_head, key_head, slice;
   Sequence tokens;
 
-  __device__ __forceinline__ DeltaBlock(const DeltaRuleInputs& in, int columns, uint32_t block = blockIdx.x) {
+  __device__ __forceinline__ DeltaWork(const DeltaRuleInputs& in, int columns, uint32_t block = blockIdx.x) {
     const auto slices = static_cast<uint32_t>((in.value_dim + columns - 1) / columns);
     const auto heads = static_cast<uint32_t>(in.num_value_heads), key_heads = static_cast<uint32_t>(in.num_heads);
-    const uint32_t head_of_all = block / slices, sequence_number = head_of_all / heads;
-    const uint32_t head = head_of_all - sequence_number * heads;
-    slice = block - head_of_all * slices;
+    const uint32_t global_head = block / slices, sequence_number = global_head / heads;
+    const uint32_t head = global_head - sequence_number * heads;
+    slice = block - global_head * slices;
     value_head = head;
     key_head = head / (heads / key_heads);
     sequence = sequence_number;
     tokens = sequence_of(in, sequence);
   }
   // Index of the value head among the heads of all sequences or slots.
-  __device__ __forceinline__ int64_t head(const DeltaRuleInputs& in) const {
+  __device__ __forceinline__ int64_t head_index(const DeltaRuleInputs& in) const {
     return sequence * in.num_value_heads + value_head;
   }
   // Index of a token and value head in contiguous tensors [B, T, HV, ...].
-  __device__ __forceinline__ int64_t number(const DeltaRuleInputs& in, int64_t t) const {
+  __device__ __forceinline__ int64_t token_index(const DeltaRuleInputs& in, int64_t t) const {
     return (tokens.batch * in.num_tokens + t) * in.num_value_heads + value_head;
   }
 };
@@ -76,9 +76,8 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// Gates that return their inputs, for gates that the caller has computed. StepGate of step/step.cuh also computes
-// them from raw values.
-struct FinalGate {
+// Returns its inputs: the caller has computed the gates. StepGate of step/step.cuh computes them from raw values.
+struct IdentityGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
   __device__ __forceinline__ float row_gate(float g, int) const { return g; }
   __device__ __forceinline__ float beta(float beta) const { return beta; }
@@ -92,19 +91,19 @@ struct DeltaTokens {
 
   alignas(16) float q[kTokens][kKeys];
   float k[kTokens][kKeys];
-  float decay[kTokens][kRowGate ? kKeys : 4];  // only the first of four if all rows share one
+  float decay[kTokens][kRowGate ? kKeys : 4];  // with one decay for all rows, only element 0
   float v[kTokens][kColumns], beta[kTokens][kColumns];
 
   // Issues all loads of a thread before it waits for the first: a group of tokens costs one latency.
   template <typename T, typename Gate>
-  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t first,
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& block, int64_t first,
                                        const Gate& gate) {
     const int64_t batch = block.tokens.batch, from = block.slice * kColumns, left = block.tokens.end - first;
-    const Lines<T> q_lines{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
-    const Lines<T> k_lines{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
-    const Lines<T> v_lines{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
-                           in.value_dim - from, left};
-    const int64_t number = block.number(in, first);
+    const GmemRows<T> q_rows{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
+    const GmemRows<T> k_rows{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
+    const GmemRows<T> v_rows{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
+                             in.value_dim - from, left};
+    const int64_t number = block.token_index(in, first);
     constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
     const auto has_beta = [&](int i) { return i / kColumns < left && from + i % kColumns < in.value_dim; };
     float betas[kBetas];
@@ -118,12 +117,12 @@ struct DeltaTokens {
                                                  : 0.f;
     };
     const float common_gate = kRowGate ? 0.f : gate_of(threadIdx.x);
-    if (q_lines.is_aligned() && k_lines.is_aligned() && v_lines.is_aligned()) {
-      Pieces<T, kKeys> q_pieces(q_lines), k_pieces(k_lines);
-      Pieces<T, kColumns> v_pieces(v_lines);
-      q_pieces.put(q), k_pieces.put(k), v_pieces.put(v);
+    if (q_rows.is_aligned() && k_rows.is_aligned() && v_rows.is_aligned()) {
+      ThreadVectors<T, kKeys> q_vectors(q_rows), k_vectors(k_rows);
+      ThreadVectors<T, kColumns> v_vectors(v_rows);
+      q_vectors.store(q), k_vectors.store(k), v_vectors.store(v);
     } else {
-      q_lines.copy(q), k_lines.copy(k), v_lines.copy(v);
+      q_rows.copy(q), k_rows.copy(k), v_rows.copy(v);
     }
 #pragma unroll
     for (int n = 0; n < kBetas; ++n) {
@@ -132,8 +131,8 @@ struct DeltaTokens {
         beta[i / kColumns][i % kColumns] = !has_beta(i) ? 0.f : in.beta ? gate.beta(betas[n]) : 1.f;
     }
     if constexpr (kRowGate) {
-      const Lines<float> gate_lines{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
-      gate_lines.copy(decay, [&](float g, int row, int d) { return __expf(gate.row_gate(g, d) + gate_of(row)); });
+      const GmemRows<float> gate_rows{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
+      gate_rows.copy(decay, [&](float g, int row, int d) { return __expf(gate.row_gate(g, d) + gate_of(row)); });
     } else if (threadIdx.x < kTokens) {
       decay[threadIdx.x][0] = __expf(common_gate);
     }
@@ -141,8 +140,8 @@ struct DeltaTokens {
     __syncthreads();
   }
 
-  // Computes q k' of each token. All threads call it.
-  __device__ __forceinline__ void multiply(float (&to)[kTokens]) const {
+  // Computes q . k of each token. All threads call it.
+  __device__ __forceinline__ void dot_q_k(float (&to)[kTokens]) const {
 #pragma unroll
     for (int n = 0; n < (kTokens * 32 + kThreads - 1) / kThreads; ++n) {
       const int row = threadIdx.x / 32 + n * (kThreads / 32);
@@ -176,13 +175,13 @@ struct DeltaTokens {
     for (int n = 0; n < kCount; ++n) each[n] = load(first + n * kThreads);
   }
 
-  // Rows of tokens in gmem, `step` elements apart.
+  // Rows of tokens in gmem. `step` is the stride between tokens, `left` the number of tokens.
   template <typename T>
-  struct Lines {
+  struct GmemRows {
     const T* from;
-    int64_t step, size, left;  // left: tokens
+    int64_t step, size, left;
 
-    __device__ __forceinline__ Lines(const void* rows, int64_t start, int64_t step_, int64_t size_, int64_t left_)
+    __device__ __forceinline__ GmemRows(const void* rows, int64_t start, int64_t step_, int64_t size_, int64_t left_)
         : from(static_cast<const T*>(rows) + start), step(step_), size(size_), left(left_) {}
 
     // Returns true if all rows consist of aligned vectors of 16 bytes.
@@ -214,9 +213,9 @@ struct DeltaTokens {
     }
   };
 
-  // Vectors of a thread. The constructor issues their loads.
+  // 16-byte vectors of a thread. The constructor issues their loads, store() waits for them.
   template <typename T, int kSize>
-  struct Pieces {
+  struct ThreadVectors {
     static constexpr int kVector = 16 / sizeof(T), kInRow = kSize / kVector;
     static constexpr int kCount = (kTokens * kInRow + kThreads - 1) / kThreads;
     static_assert(kSize % kVector == 0, "rows in shared memory are whole vectors");
@@ -225,15 +224,14 @@ struct DeltaTokens {
     static __device__ __forceinline__ int row(int n) { return (threadIdx.x + n * kThreads) / kInRow; }
     static __device__ __forceinline__ int element(int n) { return (threadIdx.x + n * kThreads) % kInRow * kVector; }
 
-    __device__ __forceinline__ explicit Pieces(const Lines<T>& lines) {
+    __device__ __forceinline__ explicit ThreadVectors(const GmemRows<T>& rows) {
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
         each[n] = {};
-        if (lines.has(row(n), element(n)))
-          each[n] = load_vec<T, kVector>(lines.from + row(n) * lines.step + element(n));
+        if (rows.has(row(n), element(n))) each[n] = load_vec<T, kVector>(rows.from + row(n) * rows.step + element(n));
       }
     }
-    __device__ __forceinline__ void put(float (&to)[kTokens][kSize]) const {
+    __device__ __forceinline__ void store(float (&to)[kTokens][kSize]) const {
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
         float floats[kVector];

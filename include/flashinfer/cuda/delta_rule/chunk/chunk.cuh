@@ -50,14 +50,14 @@ __device__ __forceinline__ DeltaChunk find_chunk(const DeltaRuleInputs& in, int6
   return {sequence_of(in, sequence), number - first_chunk(in, sequence)};
 }
 
-// A block of 16 x 16: four matrices of 8 x 8 with contiguous rows of 16 bytes, in the order of ldmatrix.
-using DeltaBlocks = uint4[32];
+// A 16 x 16 block: four 8 x 8 matrices with contiguous rows of 16 bytes, in the order of ldmatrix.
+using DeltaBlock16 = uint4[32];
 
-// Terms of a chunk and value head that do not depend on the state. -Z and P are blocks of 16 x 16 on and
-// below the diagonal, row by row. Each block has its upper two 8 x 8 matrices first.
+// Terms of a chunk and value head that do not depend on the state. `z` holds -Z and `p` holds P: the 16 x 16 blocks on
+// and below the diagonal, row by row. A block has its upper two 8 x 8 matrices first.
 struct DeltaMatrices {
   static constexpr int kBlocks = kDeltaChunk / 16 * (kDeltaChunk / 16 + 1) / 2;
-  using Matrix = DeltaBlocks[kBlocks];
+  using Matrix = DeltaBlock16[kBlocks];
 
   Matrix z, p;
 
@@ -65,13 +65,13 @@ struct DeltaMatrices {
 };
 struct alignas(16) DeltaFactors {
   float k_decay[kDeltaChunk];       // e^G, times k's factor
-  float beta[kDeltaChunk];          // 0 after the last token, as k and q are
+  float beta[kDeltaChunk];          // 0 after the last token, like k and q
   float q_decay[kDeltaChunk];       // scale e^G, times q's factor
   float update_decay[kDeltaChunk];  // e^(Gn - G), times k's factor
   float chunk_decay[4];             // e^Gn, then padding
 };
 struct DeltaGradientFactors : DeltaFactors {
-  float sums[kDeltaChunk];  // G / ln 2, for ex2
+  float log2_decay[kDeltaChunk];  // G / ln 2, for ex2
   float k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 };
 struct DeltaTerms : DeltaMatrices, DeltaGradientFactors {};
@@ -81,13 +81,14 @@ static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradient
 // Terms that a scan loads.
 struct DeltaScanTerms : DeltaMatrices, DeltaFactors {};
 
-// Terms with a decay per channel. The rows include e^G, so the factors are only those of k, q and scale.
+// Terms with a decay per channel. The rows of k and q include e^G, so k_decay and q_decay are only L2 factors and
+// scale.
 template <int kKeys>
 struct DeltaChannelTerms : DeltaTerms {
   using Rows = uint4[kDeltaChunk][kKeys / 8];
 
-  float decay[kKeys];               // e^Gn
-  alignas(128) Rows k, q, written;  // e^G k, e^G q, e^(Gn - G) k; zeros after the last token
+  float decay[kKeys];              // e^Gn
+  alignas(128) Rows k, q, update;  // e^G k, e^G q, e^(Gn - G) k; zeros after the last token
 };
 
 // Returns the size of a chunk's terms in bytes.
@@ -96,7 +97,7 @@ FLASHINFER_HD int64_t delta_term_bytes(const DeltaRuleInputs& in) {
   return in.key_dim <= 64 ? sizeof(DeltaChannelTerms<64>) : sizeof(DeltaChannelTerms<128>);
 }
 
-// Loads a lane's pairs of the four matrices of a block.
+// Loads a block by ldmatrix: r[i] is the lane's pair of its 8 x 8 matrix i.
 template <bool kTransposed>
 __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {
   const uint32_t at = start + threadIdx.x % 32 * 16;
@@ -106,7 +107,7 @@ __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {
     ptx::ldmatrix_x4(r, at);
   }
 }
-// Loads a block as an A operand. The rows of the matrix are the rows of A.
+// Loads a block as an A operand, in the register order of mma.m16n8k16.
 template <bool kTransposed>
 __device__ __forceinline__ void load_block_a(uint32_t (&a)[4], uint32_t start) {
   uint32_t r[4];
@@ -138,7 +139,7 @@ __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, con
     ptx::cp_async_16(Rows::chunk(Rows::row(tile, row), column), at, inside && row < chunk.count);
 }
 
-// An A operand as a vector of 16 bytes, and back.
+// Conversions between an A operand and a vector of 16 bytes.
 __device__ __forceinline__ uint4 as_vector(const uint32_t (&a)[4]) { return make_uint4(a[0], a[1], a[2], a[3]); }
 __device__ __forceinline__ void from_vector(uint32_t (&a)[4], const uint4& vector) {
   a[0] = vector.x, a[1] = vector.y, a[2] = vector.z, a[3] = vector.w;

@@ -33,12 +33,12 @@ __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, c
   }
   typename Scan::State state;
   state.clear();
-  if (from) scan.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
+  if (from) scan.for_state_elements(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
   for (int64_t i = 0; i < count; ++i) {
     acquire_stage(i, Shape::kLoaders == 0);
     scan.advance(stages[i % kStages], number(i), state);
   }
-  if (to) scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
+  if (to) scan.for_state_elements(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
 }
 
 // Clears the matrices of all stages. Copies never overwrite the zeros above the diagonal.
@@ -75,7 +75,7 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
     if constexpr (Shape::kComputeRegisters > 0) ptx::setmaxnreg_inc<Shape::kComputeRegisters>();
     typename Scan::State state;
     state.clear();
-    if (from) scan.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
+    if (from) scan.for_state_elements(state, [&](float& one, int64_t i) { one = static_cast<const float*>(from)[i]; });
     for (int i = 0; i < count; ++i) {
       ring.wait_full(i);
       ptx::fence_proxy_async();  // wgmma reads tiles that cp.async wrote through the generic proxy
@@ -86,7 +86,7 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
       if (scan.lane == 0) ring.release(i);
     }
     if constexpr (Stage::kTailBytes > 0) ptx::bulk_wait<0>();
-    if (to) scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
+    if (to) scan.for_state_elements(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
   }
 }
 

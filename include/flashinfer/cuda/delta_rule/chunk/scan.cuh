@@ -1,8 +1,8 @@
 // Base of the scans over the chunks of a value head.
 //
 // A warp holds 16 columns of the state, transposed, as accumulators. Packed accumulators have the layout of A
-// operands, so no part of the state is in smem. Warps of a CTA share only the tiles of rows and the
-// terms. Copies of the next chunks are in flight while one is computed.
+// operands, so no part of the state is in smem. Warps of a CTA share tiles of q, k and v, and the terms of the chunk.
+// Copies of the next chunks overlap the computation of one chunk.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/shape.cuh>
@@ -26,7 +26,7 @@ struct DeltaScan {
   static constexpr int kSteps = kDeltaChunk / 16;
 
   const DeltaRuleInputs& in;
-  const DeltaBlock block;
+  const DeltaWork block;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int part = 0;
 
@@ -36,8 +36,8 @@ struct DeltaScan {
   }
 
   __device__ __forceinline__ bool computes() const { return part * Shape::kPartWarps + warp < Shape::kWarps; }
-  // Returns the index of this thread among those that issue copies.
-  __device__ __forceinline__ int copier() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
+  // Returns the index of this thread among the threads that issue copies.
+  __device__ __forceinline__ int copy_thread() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
   __device__ __forceinline__ int64_t num_chunks() const {
     return (block.tokens.end - block.tokens.begin + kDeltaChunk - 1) / kDeltaChunk;
   }
@@ -56,7 +56,7 @@ struct DeltaScan {
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
                                             const DeltaChunk& chunk, int64_t from = 0) const {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), rows, strides, chunk,
-                                                                   block.key_head, from, in.key_dim, copier());
+                                                                   block.key_head, from, in.key_dim, copy_thread());
   }
   __device__ __forceinline__ void copy_keys(typename Shape::Keys (&to)[2], const void* rows,
                                             const TokenStrides& strides, const DeltaChunk& chunk) const {
@@ -64,14 +64,15 @@ struct DeltaScan {
   }
   // Copies rows of the workspace, which exist for all 64 tokens and all keys.
   __device__ __forceinline__ void copy_rows(typename Shape::Keys& to, const typename Shape::Keys& from) const {
-    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(
-        ptx::shared_address(to), from, {0, Shape::kKeys, 0}, {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys, copier());
+    copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), from, {0, Shape::kKeys, 0},
+                                                                   {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys,
+                                                                   copy_thread());
   }
   template <typename Stage>
   __device__ __forceinline__ void load_keys(Stage& to, const typename Shape::ChunkTerms& chunk_terms,
                                             const DeltaChunk& chunk) const {
     if constexpr (Shape::kChannels) {
-      copy_rows(to.k, chunk_terms.k), copy_rows(to.written_k, chunk_terms.written);
+      copy_rows(to.k, chunk_terms.k), copy_rows(to.update_k, chunk_terms.update);
       copy_bytes(to.decay, chunk_terms.decay, sizeof(to.decay));
     } else {
       copy_keys(to.k, in.k, in.k_strides, chunk);
@@ -96,12 +97,12 @@ struct DeltaScan {
   __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
                                               const DeltaChunk& chunk) const {
     copy_tokens<T, Shape::kValueBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk, block.value_head,
-                                                        block.slice * Shape::kColumns, in.value_dim, copier());
+                                                        block.slice * Shape::kColumns, in.value_dim, copy_thread());
   }
   // Copies `bytes` contiguous bytes, a multiple of 16.
   __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes) const {
     const uint32_t start = ptx::shared_address(to);
-    for (uint32_t i = copier() * 16; i < bytes; i += Shape::kCopiers * 16)
+    for (uint32_t i = copy_thread() * 16; i < bytes; i += Shape::kCopiers * 16)
       ptx::cp_async_16(start + i, static_cast<const char*>(from) + i);
   }
   __device__ __forceinline__ void copy_terms(DeltaScanTerms& to, const DeltaTerms& from) const {
@@ -116,8 +117,8 @@ struct DeltaScan {
 
   // Calls body(element, i) for each of a lane's elements of the state. i is the index in a tensor of states.
   template <typename Body>
-  __device__ __forceinline__ void for_state(State& state, const Body& body) const {
-    const int64_t start = block.head(in) * in.state_size(), first = column() + lane / 4;
+  __device__ __forceinline__ void for_state_elements(State& state, const Body& body) const {
+    const int64_t start = block.head_index(in) * in.state_size(), first = column() + lane / 4;
 #pragma unroll
     for (int n = 0; n < Shape::kPartKeys / 8; ++n) {
 #pragma unroll
@@ -142,14 +143,14 @@ struct DeltaScan {
       state.scale(stage.terms.chunk_decay[0]);
     }
   }
-  // Returns the factors of a lane's two tokens in accumulator tile n.
-  __device__ __forceinline__ float2 of_tokens(const float (&factors)[kDeltaChunk], int n) const {
+  // Returns the factors of the two tokens that the lane has in accumulator tile n.
+  __device__ __forceinline__ float2 token_factors(const float (&factors)[kDeltaChunk], int n) const {
     return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
   }
   __device__ __forceinline__ void scale_tokens(Sums& sums, int m, const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int n = 2 * m; n < 2 * m + 2; ++n) {
-      const float2 factor = of_tokens(factors, n);
+      const float2 factor = token_factors(factors, n);
       sums[0][n][0] *= factor.x, sums[0][n][1] *= factor.y, sums[0][n][2] *= factor.x, sums[0][n][3] *= factor.y;
     }
   }
@@ -158,7 +159,7 @@ struct DeltaScan {
                                               const float (&factors)[kDeltaChunk], float sign = 1.f) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2 factor = of_tokens(factors, 2 * m + half);
+      const float2 factor = token_factors(factors, 2 * m + half);
       const auto& accumulator = sums[0][2 * m + half];
       const float x = sign * factor.x, y = sign * factor.y;
       a[2 * half] = pack<T>(accumulator[0] * x, accumulator[1] * y),
@@ -192,7 +193,7 @@ struct DeltaScan {
     for (int m = 0; m < kSteps; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 factor = of_tokens(factors, 2 * m + i / 2);
+        const float2 factor = token_factors(factors, 2 * m + i / 2);
         float low, high;
         unpack<T>(operand[m][i], low, high);
         operand[m][i] = pack<T>(low * factor.x, high * factor.y);
@@ -235,7 +236,7 @@ struct DeltaScan {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       auto& sums = r[0][2 * m + half];
-      const float2 factor = of_tokens(factors, 2 * m + half);
+      const float2 factor = token_factors(factors, 2 * m + half);
       float rows[4];
       unpack<T>(v[2 * half], rows[0], rows[1]), unpack<T>(v[2 * half + 1], rows[2], rows[3]);
 #pragma unroll
@@ -256,7 +257,8 @@ struct DeltaScan {
     }
   }
 
-  // Turns K S into r = R - Z (B R). The caller waits for the last product, whose A operand is `operand`.
+  // Turns K S into r = R - Z (B R). With wgmma, the last product is still in flight and reads `operand`: the caller
+  // waits for it.
   template <typename Terms>
   __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& operand, const OperandA& v,
                                                    const Terms& terms) const {
@@ -265,16 +267,16 @@ struct DeltaScan {
     Products::template multiply<true>(r, operand, terms.z);
   }
 
-  // Stores to a contiguous tensor [B, T, HV, V], through this warp's part of a tile that it has read.
-  // kFewRegisters recomputes the row addresses here instead of before the loop, which would take registers
-  // from sums.
+  // Stores to a contiguous tensor [B, T, HV, V], staged in this warp's part of a tile that the warp no longer reads.
+  // kFewRegisters: the compiler computes the row addresses here instead of before the loop, so they take no registers
+  // from the accumulators.
   template <bool kFewRegisters = true>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Sums& o) const {
     store<kFewRegisters>(to, tile, chunk,
                          [&o](uint32_t (&four)[4], int m) { pack_operand_a<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
   }
-  // Stores A operands. fill(words, m) sets those of tokens 16 m to 16 m + 15.
+  // Stores A operands. fill(a, m) sets the operand of tokens 16 m to 16 m + 15.
   template <bool kFewRegisters, typename Fill>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Fill& fill) const {
@@ -304,7 +306,7 @@ struct DeltaScan {
       const int token = 16 * i + lane / 2;
       const uint4 eight = ptx::load_shared_16(Rows::chunk(Rows::row(start, token), 2 * warp + lane % 2));
       if (token < chunk.count && v < in.value_dim)
-        *reinterpret_cast<uint4*>(static_cast<T*>(to) + block.number(in, chunk.first + token) * in.value_dim + v) =
+        *reinterpret_cast<uint4*>(static_cast<T*>(to) + block.token_index(in, chunk.first + token) * in.value_dim + v) =
             eight;
     }
   }
@@ -314,31 +316,31 @@ struct DeltaScan {
   template <int kCount>
   __device__ __forceinline__ static auto block_writer(char* to, const uint32_t (&r)[kCount][4], bool writes) {
     return [to, &r, writes](int i) {
-      if (writes) store_block(to + i * sizeof(DeltaBlocks), r[i]);
+      if (writes) store_block(to + i * sizeof(DeltaBlock16), r[i]);
     };
   }
-  // Stores blocks from a warpgroup, through this warp's part of smem and a bulk copy. kPending earlier bulk
-  // copies from other smem may still be reading.
+  // Stores blocks through `staging`, smem of this warp, and a bulk copy. The last kPending bulk copies read other smem
+  // and may be in flight.
   template <int kPending, int kCount>
-  __device__ __forceinline__ void store_blocks(char* to, DeltaBlocks* staging, const uint32_t (&r)[kCount][4],
+  __device__ __forceinline__ void store_blocks(char* to, DeltaBlock16* staging, const uint32_t (&r)[kCount][4],
                                                bool writes) const {
     const uint32_t start = ptx::shared_address(staging);
     ptx::bulk_wait_read<kPending>();
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kCount; ++i)
-      ptx::stmatrix_x4(start + i * sizeof(DeltaBlocks) + lane * 16, r[i][0], r[i][1], r[i][2], r[i][3]);
+      ptx::stmatrix_x4(start + i * sizeof(DeltaBlock16) + lane * 16, r[i][0], r[i][1], r[i][2], r[i][3]);
     ptx::fence_proxy_async();
     __syncwarp();
-    if (lane == 0 && writes) ptx::bulk_store(to, start, kCount * sizeof(DeltaBlocks));
+    if (lane == 0 && writes) ptx::bulk_store(to, start, kCount * sizeof(DeltaBlock16));
     ptx::bulk_commit();
   }
 
  private:
-  // Copies lower triangular blocks to their positions in a tile.
+  // Copies the blocks on and below the diagonal to their positions in a tile.
   __device__ __forceinline__ void copy_blocks(DeltaTileMatrix& to, const DeltaMatrices::Matrix& from) const {
     const uint32_t start = ptx::shared_address(to);
-    for (int i = copier(); i < DeltaMatrices::kBlocks * 32; i += Shape::kCopiers) {
+    for (int i = copy_thread(); i < DeltaMatrices::kBlocks * 32; i += Shape::kCopiers) {
       const int block = i / 32, m = (block >= 1) + (block >= 3) + (block >= 6), row = 16 * m + i % 32 / 16 * 8 + i % 8;
       const int unit = 2 * (block - DeltaMatrices::block(m, 0)) + i / 8 % 2;
       ptx::cp_async_16(start + ChunkedTile<kDeltaChunk>::unit(row, unit), &from[0][0] + i);

@@ -7,9 +7,9 @@
 
 namespace flashinfer::cuda {
 
-// CTA with mma.sync. kWarps warps compute, and kLoaders more warps issue copies. With kLoaders = 0 all warps do.
-// More than 128 keys are split into two parts with half of the warps each. A warp has 16 columns of the state
-// and the keys of its part. kChannels: each channel of k has its own decay.
+// CTA with mma.sync. kWarps warps compute, and kLoaders other warps issue copies. With kLoaders = 0, the computing
+// warps issue them. A head dimension of more than 128 keys is split into two parts, with half of the warps each. A warp
+// has 16 columns of the state and the keys of its part. kChannels: each channel of k has its own decay.
 template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>
 struct DeltaWarpShape {
   using T = T_;
@@ -45,12 +45,12 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   static constexpr int kCtasPerSm = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMaxStages = 3;
   // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take another.
   static constexpr int kMaxBytes = (228 / kCtasPerSm - 2) * 1024;
-  // 0: no setmaxnreg, because all threads of the CTA can have the maximum.
+  // 0: no setmaxnreg, because the register file holds the maximum for all threads.
   static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kCtasPerSm == 2 ? 200 : 0;
 };
 
-// Number of stages: as many as fit, at most kMaxStages. One is computed while the others are copied.
-// kTailBytes of other data follow them.
+// Number of stages: as many as fit, at most kMaxStages. One is computed while copies fill the others. kTailBytes bytes
+// of other data follow the stages.
 template <typename Shape, typename Stage>
 constexpr int kMaxScanStages = (Shape::kMaxBytes - Stage::kTailBytes) / static_cast<int>(sizeof(Stage));
 template <typename Shape, typename Stage>
@@ -61,23 +61,23 @@ constexpr int kScanBytes = kScanStages<Shape, Stage> * static_cast<int>(sizeof(S
 
 // Exchange buffer of sums over key parts: kPartTokens tokens, 16 bytes per lane.
 template <typename Shape>
-using DeltaPartSums = DeltaBlocks[Shape::kWarps][Shape::kPartTokens / 8];
+using DeltaPartSums = DeltaBlock16[Shape::kWarps][Shape::kPartTokens / 8];
 
-// Rows of k for the product with the state, and rows for its update. With one decay for all channels they
-// differ only by factors, and share a tile.
+// Rows of k for the product K S, and rows for the update of S. With one decay for all channels both are k, because the
+// decay is a factor per token. With a decay per channel they differ.
 template <typename Shape, bool kChannels>
 struct DeltaKeyRows {
   alignas(Shape::kAlign) typename Shape::KeyTiles k;
 
-  __device__ __forceinline__ const typename Shape::KeyTiles& written() const { return k; }
+  __device__ __forceinline__ const typename Shape::KeyTiles& update_rows() const { return k; }
 };
 template <typename Shape>
 struct DeltaKeyRows<Shape, true> {
   alignas(Shape::kAlign) typename Shape::Keys k;
-  alignas(Shape::kAlign) typename Shape::Keys written_k;
+  alignas(Shape::kAlign) typename Shape::Keys update_k;
   alignas(16) float decay[Shape::kKeys];
 
-  __device__ __forceinline__ const typename Shape::Keys& written() const { return written_k; }
+  __device__ __forceinline__ const typename Shape::Keys& update_rows() const { return update_k; }
 };
 
 }  // namespace flashinfer::cuda

@@ -3,7 +3,8 @@
 // Diagonal blocks come from forward substitution in float32. Blocks below them come from tf32 products, with
 // an exact identity:
 //   Z_ij = X - Z_ii B_i X,  X = L_ij - sum over j <= m < i of L_im B_m Z_mj.
-// A matrix in smem has the left operands: L, with Z_ii instead of L_ii. Another one has the right operands B Z.
+// smem has two matrices. `left` has the A operands: L, whose diagonal blocks become Z_ii. `right` has the B operands,
+// beta times Z.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
@@ -12,7 +13,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kDeltaSolvePitch = kDeltaChunk + 8;  // no bank conflicts between pairs of eight rows and columns
+constexpr int kDeltaSolvePitch = kDeltaChunk + 8;  // 8 more floats per row avoid bank conflicts
 using DeltaSolveMatrix = float[kDeltaChunk][kDeltaSolvePitch];
 
 // Returns 1 / sqrt(sum x^2 + 1e-6) of a row of a tile.
@@ -42,7 +43,7 @@ struct DeltaSolve {
   using Matrix = DeltaSolveMatrix;
 
   Shared& shared;
-  int thread, barrier;  // index among kThreads, and named barrier
+  int thread, barrier;  // index of this thread among kThreads, and its named barrier
   int warp = thread / 32, lane = thread % 32;
 
   __device__ __forceinline__ DeltaSolve(Shared& memory, int number, int barrier_number)
@@ -73,17 +74,17 @@ struct DeltaSolve {
     const int j = 16 * warp;
     substitute(j);
     float x[2][4];
-    load_block_of(shared.left, j, j, x);
+    load_accumulator(shared.left, j, j, x);
     store_operand(to.z[DeltaTerms::block(warp, warp)], x[0], x[1], -1.f);
     sync();
     for (int i = j + 16; i < kDeltaChunk; i += 16) {
-      load_block_of(shared.left, i, j, x);
+      load_accumulator(shared.left, i, j, x);
       for (int m = j; m < i; m += 16) subtract(x, i, m, j);
-      store_weighted(i, j, x);
+      store_times_beta(i, j, x);
       __syncwarp();
       subtract(x, i, i, j);
       __syncwarp();
-      store_weighted(i, j, x);
+      store_times_beta(i, j, x);
       store_operand(to.z[DeltaTerms::block(i / 16, warp)], x[0], x[1], -1.f);
       __syncwarp();
     }
@@ -91,9 +92,9 @@ struct DeltaSolve {
 
   __device__ __forceinline__ static float2* as_float2(float* at) { return reinterpret_cast<float2*>(at); }
 
-  // Three accesses to a block in accumulator layout: load it from a matrix, store it times beta as a right operand,
-  // store it as 8 x 8 matrices.
-  __device__ __forceinline__ void load_block_of(Matrix& from, int row, int column, float (&x)[2][4]) const {
+  // Accesses to a 16 x 16 block in accumulator layout. load_accumulator() loads it from a matrix, store_times_beta()
+  // stores beta times it to `right`, and store_operand() stores it to gmem as 8 x 8 matrices.
+  __device__ __forceinline__ void load_accumulator(Matrix& from, int row, int column, float (&x)[2][4]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -103,7 +104,7 @@ struct DeltaSolve {
       }
     }
   }
-  __device__ __forceinline__ void store_weighted(int row, int column, const float (&x)[2][4]) const {
+  __device__ __forceinline__ void store_times_beta(int row, int column, const float (&x)[2][4]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = row + lane / 4 + 8 * half;
@@ -114,15 +115,16 @@ struct DeltaSolve {
             make_float2(by * x[n][2 * half], by * x[n][2 * half + 1]);
     }
   }
-  __device__ __forceinline__ static void store_operand(DeltaBlocks& to, const float (&left)[4], const float (&right)[4],
-                                                       float sign) {
+  __device__ __forceinline__ static void store_operand(DeltaBlock16& to, const float (&left)[4],
+                                                       const float (&right)[4], float sign) {
     const uint32_t words[4] = {pack<T>(sign * left[0], sign * left[1]), pack<T>(sign * right[0], sign * right[1]),
                                pack<T>(sign * left[2], sign * left[3]), pack<T>(sign * right[2], sign * right[3])};
     store_block(to, words);
   }
 
  private:
-  // Solves a diagonal block. Each of 16 lanes has a column. Lanes 0-15 store Z, lanes 16-31 store B Z.
+  // Solves a diagonal block by forward substitution. Lanes l and l + 16 both compute column l. Lanes 0-15 store Z,
+  // lanes 16-31 store beta times Z.
   __device__ __forceinline__ void substitute(int start) const {
     const int column = start + lane % 16;
     float found[16], weighted[16];
@@ -147,8 +149,8 @@ struct DeltaSolve {
     __syncwarp();
   }
 
-  // x -= A_im B_m Z_mj for blocks. A lane has adjacent columns of the left operand and the same rows of the
-  // right one.
+  // x -= left_im right_mj for 16 x 16 blocks, which is L_im B_m Z_mj. The k indices of a lane are adjacent instead of 4
+  // apart, in both operands: the sum over k is the same.
   __device__ __forceinline__ void subtract(float (&x)[2][4], int i, int m, int j) const {
     const int group = lane / 4, quad_lane = lane % 4;
 #pragma unroll

@@ -23,7 +23,7 @@ struct DeltaGradient {
 
   const DeltaRuleBackwardParams& p;
   const DeltaRuleInputs& in;
-  DeltaBlock block;
+  DeltaWork block;
   DeltaBackwardSums sums;
   Shared& shared;
   int64_t column;
@@ -42,7 +42,7 @@ struct DeltaGradient {
 
   __device__ __forceinline__ int own_column() const { return State::column(); }
   __device__ __forceinline__ void load_state(State& state, const void* states) const {
-    const int64_t start = block.head(in) * in.state_size() + column * in.column_stride();
+    const int64_t start = block.head_index(in) * in.state_size() + column * in.column_stride();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const bool has = states && inside && State::row(i) < in.key_dim;
@@ -51,15 +51,15 @@ struct DeltaGradient {
   }
   __device__ __forceinline__ float scaled_grad(int64_t t) const {
     if (!p.grad_o || !inside) return 0.f;
-    return scale * load_float<T>(p.grad_o, block.number(in, t) * in.value_dim + column);
+    return scale * load_float<T>(p.grad_o, block.token_index(in, t) * in.value_dim + column);
   }
   __device__ __forceinline__ float& value_at(float* values, int64_t t) const {
-    return values[block.number(in, t) * in.value_dim + column];
+    return values[block.token_index(in, t) * in.value_dim + column];
   }
   // Loads tokens first to first + 3, and returns how many belong to the sequence.
   __device__ __forceinline__ int stage(int64_t first) const {
     __syncthreads();
-    shared.tokens.template load<T>(in, block, first, FinalGate{});
+    shared.tokens.template load<T>(in, block, first, IdentityGate{});
     const int64_t left = block.tokens.end - first;
     return left < Tokens::kTokens ? static_cast<int>(left) : Tokens::kTokens;
   }
@@ -88,7 +88,7 @@ struct DeltaGradient {
     for (int i = 0; i < kRows; ++i) products[i] = state.at[i] * grad.at[i];
     partials.put(products);
     __syncthreads();
-    const int64_t at = block.slice * sums.heads_of_states + block.head(in);
+    const int64_t at = block.slice * sums.heads_of_states + block.head_index(in);
     if (kRowGate)
       for (int d = threadIdx.x; d < in.key_dim; d += kThreads) sums.last_row[at * in.key_dim + d] = partials.row(d);
     if (threadIdx.x < 32) {
@@ -105,7 +105,7 @@ struct DeltaGradient {
     for (int64_t group = (length + Tokens::kTokens - 1) / Tokens::kTokens - 1; group >= 0; --group) {
       const int64_t first = block.tokens.begin + group * Tokens::kTokens;
       for (int i = stage(first) - 1; i >= 0; --i) {
-        const int64_t t = first + i, number = block.number(in, t);
+        const int64_t t = first + i, number = block.token_index(in, t);
         const float r = inside ? value_at(sums.r, t) : 0.f, beta = shared.tokens.beta[i][own_column()], u = beta * r;
         float row[kRows];
         State::load_row(shared.tokens.q[i], row);
@@ -137,7 +137,7 @@ struct DeltaGradient {
         __syncthreads();
       }
     }
-    const int64_t start = block.head(in) * in.state_size() + column * in.column_stride();
+    const int64_t start = block.head_index(in) * in.state_size() + column * in.column_stride();
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
       if (inside && State::row(i) < in.key_dim)
@@ -164,7 +164,7 @@ struct DeltaGradient {
         for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * go;
         shared.partials[1].put(products);
         __syncthreads();
-        const int64_t at = (block.slice * sums.tokens + block.number(in, t)) * in.key_dim;
+        const int64_t at = (block.slice * sums.tokens + block.token_index(in, t)) * in.key_dim;
         for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
           const float read = shared.partials[0].row(d), dq = shared.partials[1].row(d);
           sums.dk[at + d] -= read;

@@ -45,14 +45,14 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   __shared__ float qk[Tokens::kTokens];  // q k'
   wait_for_inputs();
   const DeltaRuleInputs& in = p.in;
-  const DeltaBlock block(in, Shape::kColumns);
+  const DeltaWork block(in, Shape::kColumns);
   const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
-  const int64_t to_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
+  const int64_t output_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
   const int own_column = Panel::product_column();
   const int64_t heads = in.num_value_heads, first_column = block.slice * Shape::kColumns;
   const bool writes = Panel::is_query_product() && first_column + own_column < in.value_dim;
   const int64_t stride = heads * in.value_dim;  // between tokens of the output
-  T* o = static_cast<T*>(p.o) + block.number(in, block.tokens.begin) * in.value_dim + first_column + own_column;
+  T* o = static_cast<T*>(p.o) + block.token_index(in, block.tokens.begin) * in.value_dim + first_column + own_column;
   if (slot < 0 || slot >= p.num_slots) {
     for (int64_t t = block.tokens.begin; writes && t < block.tokens.end; ++t, o += stride) *o = from_float<T>(0.f);
     return;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   for (int64_t first = block.tokens.begin; first < block.tokens.end; first += step) {
     __syncthreads();
     shared.tokens.template load<T>(in, block, first, gate);
-    shared.tokens.multiply(qk);
+    shared.tokens.dot_q_k(qk);
     const int64_t left = block.tokens.end - first;
     const int count = left < step ? static_cast<int>(left) : step;
     // The state is the registers times `pending_decay`, the product of the decays since the last scaling. The
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
       store_columns(shared.columns, state, in, p.checkpoints, p.checkpoint_dtype, row * heads + block.value_head,
                     first_column);
   }
-  if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
-    store_columns(shared.columns, state, in, p.final_slot(to_slot), p.state_dtype, block.value_head, first_column);
+  if (p.final_state && output_slot >= 0 && output_slot < p.num_slots)
+    store_columns(shared.columns, state, in, p.final_slot(output_slot), p.state_dtype, block.value_head, first_column);
 }
 
 template <typename T>

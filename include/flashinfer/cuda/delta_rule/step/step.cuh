@@ -53,14 +53,14 @@ struct StepRows {
 };
 template <int kKeys, bool kRowGate>
 struct StepShared {
-  StepRows<kKeys, kRowGate>
-      rows[2];  // double buffer: no barrier between the reads of a token and the stores of the next
-  alignas(16) float sums[2][kStepWarps][kStepColumns];  // products of each warp's rows with k, and with q
+  // Double buffer: no barrier separates the reads of a token from the stores of the next one.
+  StepRows<kKeys, kRowGate> rows[2];
+  alignas(16) float sums[2][kStepWarps][kStepColumns];  // per warp: S' k and S' q over its rows
   float u[kStepColumns];
 };
 
-// The elements of a token that a thread loads: one of q or k, one of v or beta, and gates. A thread issues all loads
-// before it waits for the first.
+// Elements of a token that a thread loads: one of q or k, one of v or beta, and gates. A thread issues all loads before
+// it waits for the first.
 template <typename T, int kKeys, bool kRowGate>
 struct StepToken {
   static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
@@ -68,9 +68,9 @@ struct StepToken {
 
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
 
-  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaBlock& block, int64_t t) {
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& block, int64_t t) {
     const int d = thread() % kKeys;
-    const int64_t batch = block.tokens.batch, head = block.key_head, number = block.number(in, t);
+    const int64_t batch = block.tokens.batch, head = block.key_head, number = block.token_index(in, t);
     const int64_t column = block.slice * kStepColumns + thread() % kStepColumns;
     if (thread() < 2 * kKeys && d < in.key_dim)
       key = thread() < kKeys ? load_float<T>(in.q, in.q_strides.at(batch, t, head) + d)
@@ -138,8 +138,8 @@ struct StepState {
   static __device__ __forceinline__ int in_line() { return static_cast<int>(threadIdx.x) % kLanes * 4; }
   static __device__ __forceinline__ int line(int j) { return j * kLines + static_cast<int>(threadIdx.x) / kLanes; }
 
-  // Lines of a thread in columns from `first` on: the offset of its first element, the stride, and the number
-  // of lines left.
+  // Lines of a thread, for columns from `first` on. start: offset of its first element. left: number of lines from
+  // its first line on.
   struct Lines {
     int start, stride, left;
 
@@ -200,7 +200,7 @@ struct StepState {
       if (lines.has(j)) store_vec_once(to + lines.at(j), Vec<S, 4>::from_floats(at[j]));
   }
 
-  // Lanes share a column.
+  // Columns first: the lanes of a warp divide a column, so shuffles sum the products.
   template <typename Out>
   __device__ __forceinline__ void update_columns(const Rows& token, float decay, const Norms& norms, const Out& out) {
     float keys[4], queries[4], decays[4] = {decay, decay, decay, decay}, sums[2 * kVectors];  // of k, then of q
@@ -215,22 +215,23 @@ struct StepState {
         sums[j] = fmaf(at[j][c], keys[c], sums[j]), sums[kVectors + j] = fmaf(at[j][c], queries[c], sums[kVectors + j]);
       }
     }
-    constexpr int kShare = kLanes / (2 * kVectors);  // lanes that receive the same sum
-    static_assert(kShare >= 1, "there is a lane for each sum");
+    constexpr int kLanesPerSum = kLanes / (2 * kVectors);  // lanes that hold the same sum
+    static_assert(kLanesPerSum >= 1, "there is a lane for each sum");
     scattered_lane_sums<kLanes, 2 * kVectors>(sums);
-    const int lane = static_cast<int>(threadIdx.x) % kLanes, own_line = line(lane / kShare % kVectors);
+    const int lane = static_cast<int>(threadIdx.x) % kLanes, own_line = line(lane / kLanesPerSum % kVectors);
     const float u = token.beta[own_line] * (token.v[own_line] - norms.k_factor * sums[0]);
     const float column_u = __shfl_xor_sync(kAllLanes, u, kLanes / 2);
-    if (lane >= kLanes / 2 && lane % kShare == 0) out(own_line, fmaf(column_u, norms.kq, norms.q_factor * sums[0]));
+    if (lane >= kLanes / 2 && lane % kLanesPerSum == 0)
+      out(own_line, fmaf(column_u, norms.kq, norms.q_factor * sums[0]));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const float added = norms.k_factor * __shfl_sync(kAllLanes, u, j * kShare, kLanes);
+      const float added = norms.k_factor * __shfl_sync(kAllLanes, u, j * kLanesPerSum, kLanes);
 #pragma unroll
       for (int c = 0; c < 4; ++c) at[j][c] = fmaf(keys[c], added, at[j][c]);
     }
   }
 
-  // Warps share a column.
+  // Rows first: the warps divide a column, so the products are summed in smem.
   template <typename Out>
   __device__ __forceinline__ void update_rows(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
                                               const Norms& norms, const Out& out) {
@@ -281,13 +282,13 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
   __shared__ StepShared<kKeys, kRowGate> shared;
   wait_for_inputs();
   const DeltaRuleInputs& in = p.in;
-  const DeltaBlock block(in, kStepColumns);
+  const DeltaWork block(in, kStepColumns);
   const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
-  const int64_t to_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
+  const int64_t output_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
   const int64_t first = block.slice * kStepColumns;
   const auto put = [&](int64_t t, int column, float value) {
     if (first + column < in.value_dim)
-      static_cast<T*>(p.o)[block.number(in, t) * in.value_dim + first + column] = from_float<T>(value);
+      static_cast<T*>(p.o)[block.token_index(in, t) * in.value_dim + first + column] = from_float<T>(value);
   };
   if (slot < 0 || slot >= p.num_slots) {
     for (int64_t t = 0; t < in.num_tokens; ++t)
@@ -313,8 +314,8 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     state.update(shared, rows, decay, in.l2norm, [&](int column, float value) { put(t, column, scale * value); });
     if (p.snapshots) state.store(p.snapshots, p.state_dtype, start_of(block.sequence * p.snapshot_rows + t), lines);
   }
-  if (p.final_state && to_slot >= 0 && to_slot < p.num_slots)
-    state.store(p.final_slot(to_slot), p.state_dtype, start_of(0), lines);
+  if (p.final_state && output_slot >= 0 && output_slot < p.num_slots)
+    state.store(p.final_slot(output_slot), p.state_dtype, start_of(0), lines);
 }
 
 // Returns true if the call has few tokens, and a thread can load four adjacent elements of a state at once.

@@ -130,7 +130,7 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
 
   template <typename Stage>
   __device__ __forceinline__ void add_slice(const Stage& stage, Sums& sums, bool first) const {
-    constexpr int kHalf = kKeys / 32 * sizeof(DeltaBlocks);
+    constexpr int kHalf = kKeys / 32 * sizeof(DeltaBlock16);
     const uint64_t outs = Tile::k_contiguous(ptx::shared_address(stage.grad_o));
     const uint64_t values = Tile::k_contiguous(ptx::shared_address(stage.grad_y));
     const uint64_t r = blocks(ptx::shared_address(stage.r));

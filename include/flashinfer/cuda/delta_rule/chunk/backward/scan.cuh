@@ -40,11 +40,11 @@ struct DeltaBackwardWorkspace {
 // Staging blocks of a warp for bulk copies.
 template <typename Shape>
 struct DeltaStateStaging {
-  DeltaBlocks state[Shape::kPartKeys / 16];
+  DeltaBlock16 state[Shape::kPartKeys / 16];
 };
 template <typename Shape>
 struct DeltaResidualStaging : DeltaStateStaging<Shape> {
-  DeltaBlocks r[kDeltaChunk / 16];
+  DeltaBlock16 r[kDeltaChunk / 16];
 };
 
 // Bytes of smem after the stages: staging blocks of all warps, then the exchange buffer for sums of key parts.
@@ -100,7 +100,7 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
     const bool inside = strip < workspace.strips;
     this->pack_state(a, state);
     char* const states =
-        workspace.states + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
+        workspace.states + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlock16);
     if constexpr (Shape::kWgmma) {
       Products::read(r, a, this->key_part(stage.k));
       this->template store_blocks<1>(states, staging->state, a, inside);
@@ -123,10 +123,10 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
     char* const to = workspace.residuals + index * workspace.residual_bytes + strip * sizeof(staging->r);
     const bool first = inside && this->part == 0;
     if constexpr (Shape::kWgmma) {
-      Products::write(state, left, this->key_part(stage.written()));
+      Products::write(state, left, this->key_part(stage.update_rows()));
       this->template store_blocks<1>(to, staging->r, residuals, first);
     } else {
-      Products::write(state, left, this->key_part(stage.written()), this->block_writer(to, residuals, first));
+      Products::write(state, left, this->key_part(stage.update_rows()), this->block_writer(to, residuals, first));
     }
     Products::template wait<0>(state, left);
   }
@@ -183,13 +183,13 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     this->load_values(grad, stage.grad);
     this->pack_state(a, state);
     char* const grads =
-        workspace.grads + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlocks);
+        workspace.grads + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlock16);
     if constexpr (Shape::kWgmma) {
-      Products::read(du, a, this->key_part(stage.written()));
+      Products::read(du, a, this->key_part(stage.update_rows()));
       Products::template multiply<false, true>(output_terms, grad, terms.p);
       this->template store_blocks<0>(grads, staging->state, a, inside);
     } else {
-      Products::read(du, a, this->key_part(stage.written()), this->block_writer(grads, a, inside));
+      Products::read(du, a, this->key_part(stage.update_rows()), this->block_writer(grads, a, inside));
       Products::template multiply<false, true>(output_terms, grad, terms.p);
     }
     Products::template wait<1>(du, a);

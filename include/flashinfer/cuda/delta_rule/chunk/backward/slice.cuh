@@ -14,9 +14,9 @@ struct DeltaGradientStage {
   static constexpr int kStrips = Shape::kSlice / 16;
   alignas(1024) uint4 grad_o[kDeltaChunk][Shape::kSlice / 8];
   alignas(1024) uint4 grad_y[kDeltaChunk][Shape::kSlice / 8];
-  DeltaBlocks r[kStrips][kDeltaChunk / 16];
-  DeltaBlocks state[kStrips][Shape::kKeys / 16];
-  DeltaBlocks grad[kStrips][Shape::kKeys / 16];
+  DeltaBlock16 r[kStrips][kDeltaChunk / 16];
+  DeltaBlock16 state[kStrips][Shape::kKeys / 16];
+  DeltaBlock16 grad[kStrips][Shape::kKeys / 16];
 };
 
 template <typename Shape>
@@ -69,7 +69,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     const auto row_factor = [&](int at) {
       return half ? -factors.k_factor[at] * factors.beta[at] : scale * factors.q_factor[at];
     };
-    const float sums[2] = {factors.sums[row()], factors.sums[row() + 8]},
+    const float sums[2] = {factors.log2_decay[row()], factors.log2_decay[row() + 8]},
                 by[2] = {row_factor(row()), row_factor(row() + 8)};
 #pragma unroll
     for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
@@ -79,7 +79,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
       for (int i = 0; i < 4; ++i) {  // upper left, upper right, lower left, lower right
         const int column = 16 * pair + 8 * (i % 2) + 2 * (lane % 4), at = row() + i / 2 * 8;
         const auto two = [&](const float (&of)[kDeltaChunk]) { return *reinterpret_cast<const float2*>(&of[column]); };
-        const float2 others = two(factors.sums), k = two(factors.k_factor), beta = two(factors.beta);
+        const float2 others = two(factors.log2_decay), k = two(factors.k_factor), beta = two(factors.beta);
         float first = ptx::ex2_approx(sums[i / 2] - others.x) * by[i / 2] * (k.x * beta.x);
         float second = ptx::ex2_approx(sums[i / 2] - others.y) * by[i / 2] * (k.y * beta.y);
         first *= local[0][2 * pair + i % 2][i / 2 * 2], second *= local[0][2 * pair + i % 2][i / 2 * 2 + 1];

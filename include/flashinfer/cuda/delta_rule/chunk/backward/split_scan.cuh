@@ -30,9 +30,9 @@ struct DeltaSplitBackwardShared {
 
   DeltaSplitBackwardStage<Shape> stages[kStages];
   struct {  // per lane, double-buffered
-    DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16], dy[Shape::kWarps][kDeltaChunk / 16];  // A operands
-    float4 outputs[Shape::kWarps][kDeltaChunk / 8][32];                                        // accumulators: P' dO
-    float4 added[Shape::kWarps][Shape::kKeys / 8][32];                                         // scale Q' (e^G dO)
+    DeltaBlock16 state[Shape::kWarps][Shape::kKeys / 16], dy[Shape::kWarps][kDeltaChunk / 16];  // A operands
+    float4 outputs[Shape::kWarps][kDeltaChunk / 8][32];                                         // accumulators: P' dO
+    float4 added[Shape::kWarps][Shape::kKeys / 8][32];                                          // scale Q' (e^G dO)
   } exchange[2];
 };
 
@@ -94,7 +94,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     });
 #pragma unroll
     for (int n = 0; n < Base::Sums::kN; ++n) {
-      const float2 by = this->of_tokens(terms.update_decay, n);
+      const float2 by = this->token_factors(terms.update_decay, n);
       add(du[0][n], by, exchange.outputs[warp][n][lane]);
     }
     this->pack_scaled(left, du, terms.beta);
@@ -136,7 +136,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
       for (int i = 0; i < Shape::kKeys / 16; ++i) {
         uint32_t words[4];
         from_vector(words, exchange.state[warp][i][lane]);
-        store_block(grads + i * sizeof(DeltaBlocks), words);
+        store_block(grads + i * sizeof(DeltaBlock16), words);
       }
     }
     this->template store<false>(p.grad_v, stage.grad, this->chunk(number),
@@ -182,14 +182,14 @@ __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& 
     typename DeltaSplitBackward<Shape>::State state;
     state.clear();
     if (p.grad_state)
-      scan.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.grad_state)[i]; });
+      scan.for_state_elements(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.grad_state)[i]; });
     __syncthreads();
     for (int i = 0; i < count; ++i) {
       __syncthreads();
       scan.advance_state(stage(i), shared.exchange[i % 2], state);
     }
     __syncthreads();
-    scan.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.grad_initial_state)[i] = one; });
+    scan.for_state_elements(state, [&](float& one, int64_t i) { static_cast<float*>(p.grad_initial_state)[i] = one; });
   }
 }
 

@@ -41,8 +41,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
         const int row = 16 * block + i;
-        element(shared.written_k, row, channel()) =
-            from_float<T>(product * to_float(element(shared.k, row, channel())));
+        element(shared.update_k, row, channel()) = from_float<T>(product * to_float(element(shared.k, row, channel())));
         product *= a[i];
       }
     }

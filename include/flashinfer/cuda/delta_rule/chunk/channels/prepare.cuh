@@ -171,7 +171,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
         const float low = k[e] * product[e], high = k[e + 1] * product[e + 1];
         written[i][e / 2] = pack<T>(low, high), row[e / 2] = pack<T>(low * after[e], high * after[e + 1]);
       }
-      store_row(to.written, 16 * warp + i, row);
+      store_row(to.update, 16 * warp + i, row);
 #pragma unroll
       for (int e = 0; e < kLaneChannels; ++e) product[e] *= a[e];
     }
@@ -265,7 +265,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
     __syncwarp();
     float x[2][4];
-    this->load_block_of(shared.right, start, start, x);
+    this->load_accumulator(shared.right, start, start, x);
     store_operand(to.p[DeltaTerms::block(warp, warp)], x[0], x[1], 1.f);
     __syncwarp();
   }
@@ -274,7 +274,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     DeltaGradientFactors& factors = to;
     const int i = thread % kDeltaChunk;
     if (thread < kDeltaChunk) {
-      factors.k_decay[i] = factors.update_decay[i] = factors.k_factor[i] = shared.k_factor[i], factors.sums[i] = 0;
+      factors.k_decay[i] = factors.update_decay[i] = factors.k_factor[i] = shared.k_factor[i],
+      factors.log2_decay[i] = 0;
     } else {
       factors.beta[i] = shared.beta[i], factors.q_decay[i] = scale * shared.q_factor[i];
       factors.q_factor[i] = shared.q_factor[i];

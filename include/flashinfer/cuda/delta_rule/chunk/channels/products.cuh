@@ -32,7 +32,7 @@ struct DeltaChannelGradientsShared {
     struct {
       DeltaGradientStage<Shape> stage;
       Rows read_k, read_q;  // times the decays from the start of the block to the row
-      Rows written_k;       // k times the decays from the row to the end of the block
+      Rows update_k;        // k times the decays from the row to the end of the block
     };
     struct {
       Sums dq, dk_row, dk_col;  // later dk_row is dk, and dk_col the terms of dg
@@ -116,7 +116,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       store_floats(&shared.product[warp / (kKeys / 16)][warp % (kKeys / 16) * 16 + lane / 16 * 8], product);
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n) {
-      const float2 upper = pair_of(shared.written_k, n, 0), lower = pair_of(shared.written_k, n, 1);
+      const float2 upper = pair_of(shared.update_k, n, 0), lower = pair_of(shared.update_k, n, 1);
       const auto& col = sums.dk_col[0][n];
       float first = upper.x * col[0] + lower.x * col[2], second = upper.y * col[1] + lower.y * col[3];
 #pragma unroll
@@ -145,7 +145,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
   __device__ __forceinline__ void add_blocks(GradientSums& sums) const {
     using Summed = SmemOperandBTransposed<2 * kKeys, kDeltaChunk>;
     constexpr int kPairs = kKeys / 32;
-    const Summed written_k(ptx::shared_address(shared.written_k), 0);
+    const Summed update_k(ptx::shared_address(shared.update_k), 0);
     const Summed read_k(ptx::shared_address(shared.read_k), 0), read_q(ptx::shared_address(shared.read_q), 0);
     const int first = half * (kKeys / 16);
 #pragma unroll
@@ -157,7 +157,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       scale_channels(sums.dq, shared.blocks[m]), scale_channels(sums.dk_row, shared.blocks[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        written_k.load(b, m, first + 2 * pair);
+        update_k.load(b, m, first + 2 * pair);
         sums.dq.template add<T>(p_block, b, pair), sums.dk_row.template add<T>(x_block, b, pair);
       }
     }

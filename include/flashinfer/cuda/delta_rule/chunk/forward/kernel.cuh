@@ -58,7 +58,7 @@ struct DeltaForwardScan : DeltaScan<Shape> {
       this->pack_scaled(write[m], r, m, terms.update_decay);
     }
     this->decay(state, stage);
-    Products::write(state, write, this->key_part(stage.written()));
+    Products::write(state, write, this->key_part(stage.update_rows()));
     Products::template wait<1>(o, a);
     this->template reduce_key_parts<false>(o, part_sums);
     if (Shape::kParts > 1 && this->part > 0) {

@@ -18,8 +18,8 @@ template <typename Shape>
 struct DeltaSplitShared {
   DeltaForwardStage<Shape> stages[Shape::kStages];
   struct {  // A operands, 16 bytes per lane
-    DeltaBlocks state[Shape::kWarps][Shape::kKeys / 16];
-    DeltaBlocks u[Shape::kWarps][kDeltaChunk / 16];
+    DeltaBlock16 state[Shape::kWarps][Shape::kKeys / 16];
+    DeltaBlock16 u[Shape::kWarps][kDeltaChunk / 16];
   } exchange[2];
 };
 
@@ -55,7 +55,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     this->pack_scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
     this->decay(state, stage);
-    Products::write(state, left, this->key_part(stage.written()), [&](int m) {
+    Products::write(state, left, this->key_part(stage.update_rows()), [&](int m) {
       this->scale_tokens(r, m, terms.beta);
       pack_operand_a<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
       to.u[warp][m][lane] = as_vector(left[m]);
@@ -106,14 +106,15 @@ __global__ void __launch_bounds__(Shape::kThreads) delta_split_kernel(const Delt
     typename DeltaSplit<Shape>::State state;
     state.clear();
     if (p.initial_state)
-      split.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
+      split.for_state_elements(state,
+                               [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
     for (int64_t i = 0; i < count; ++i) {
       __syncthreads();
       split.advance_state(shared.stages[i % Shape::kStages], shared.exchange[i % 2], state);
     }
     __syncthreads();
     if (p.final_state)
-      split.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.final_state)[i] = one; });
+      split.for_state_elements(state, [&](float& one, int64_t i) { static_cast<float*>(p.final_state)[i] = one; });
   }
 }
 

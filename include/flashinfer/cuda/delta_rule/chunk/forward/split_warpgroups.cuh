@@ -64,7 +64,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(r, m, terms.beta);
     this->pack_scaled(left, r, terms.update_decay);
-    Products::write(state, left, this->key_part(stage.written()));
+    Products::write(state, left, this->key_part(stage.update_rows()));
     typename Base::OperandA u;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) pack_operand_a<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
@@ -123,7 +123,8 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
       const uint4 eight = ptx::load_shared_16(Rows::chunk(Rows::row(start, token), lane % kUnits));
       if (token < chunk.count && v < this->in.value_dim)
         *reinterpret_cast<uint4*>(static_cast<T*>(this->p.o) +
-                                  this->block.number(this->in, chunk.first + token) * this->in.value_dim + v) = eight;
+                                  this->block.token_index(this->in, chunk.first + token) * this->in.value_dim + v) =
+            eight;
     }
   }
 
@@ -234,7 +235,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       typename Split::State state;
       state.clear();
       if (p.initial_state)
-        split.for_state(state, [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
+        split.for_state_elements(state,
+                                 [&](float& one, int64_t i) { one = static_cast<const float*>(p.initial_state)[i]; });
       for (int i = 0; i < count; ++i) {
         state_ring.wait_empty(i);
         ring.wait_full(i);
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         if (split.lane == 0) ring.release(i);
       }
       if (p.final_state)
-        split.for_state(state, [&](float& one, int64_t i) { static_cast<float*>(p.final_state)[i] = one; });
+        split.for_state_elements(state, [&](float& one, int64_t i) { static_cast<float*>(p.final_state)[i] = one; });
     }
   }
 }
