@@ -5,7 +5,7 @@
 namespace flashinfer::cuda {
 
 void grouped_gemm_bfloat16(const GemmParams& params, const Launch& where) {
-  launch_grouped_gemm_of<bfloat16_t>(params, where);
+  launch_grouped_gemm_by_layout<bfloat16_t>(params, where);
 }
 
 }  // namespace flashinfer::cuda

@@ -5,7 +5,7 @@
 namespace flashinfer::cuda {
 
 void grouped_gemm_float32(const GemmParams& params, const Launch& where) {
-  launch_grouped_gemm_of<float>(params, where);
+  launch_grouped_gemm_by_layout<float>(params, where);
 }
 
 }  // namespace flashinfer::cuda

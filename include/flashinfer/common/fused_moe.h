@@ -1,4 +1,4 @@
-// Mixture of experts except its matrix products: routing methods, activations and parameters of the kernels.
+// Mixture of experts without its GEMMs: routing methods, activations and parameters of the kernels.
 //
 // A token is routed to top_k experts. Each (token, expert) pair is a slot. Slots sorted by expert, then
 // token, are rows: expert e has rows [indptr[e], indptr[e + 1]). Slots of experts on other devices come last.
@@ -56,15 +56,15 @@ struct RouteParams {
     return method == RoutingMethod::kRenormalize || method == RoutingMethod::kRenormalizeNaive ||
            (is_sigmoid() && method != RoutingMethod::kSigmoid);
   }
-  // Scores choose if there is a bias or groups. Otherwise logits choose: their order is equal and ties are
-  // rarer.
+  // With a bias or groups, experts are chosen by score. Otherwise they are chosen by logit: the order is the same, and
+  // ties are rarer.
   FLASHINFER_HD bool scores_choose() const { return bias || num_groups > 1; }
-  // The score of a group is its best expert's. For DeepSeek-V3 it is the sum of its best two.
-  FLASHINFER_HD bool group_has_two() const { return is_sigmoid(); }
+  // Return true if the score of a group is the sum of its two best experts, as in DeepSeek-V3. Otherwise it is the
+  // score of its best expert.
+  FLASHINFER_HD bool sums_best_two() const { return is_sigmoid(); }
 };
 
-// ---- rows of experts
-// ---------------------------------------------------------------------------------------
+// ---- rows of experts --------------------------------------------------------------------------------------
 
 struct SortParams {
   const void* ids;  // [slots] of experts, contiguous
@@ -85,8 +85,7 @@ struct SortParams {
   }
 };
 
-// ---- between the products
-// ----------------------------------------------------------------------------------
+// ---- between the two GEMMs --------------------------------------------------------------------------------
 
 // Values equal those of flashinfer.tllm_enums.ActivationType.
 enum class Activation : int32_t {
@@ -112,10 +111,15 @@ FLASHINFER_HD bool is_gated(Activation act) {
 constexpr int kQuantBlock = 128;  // elements of a row that share a scale
 constexpr float kMaxE4M3 = 448.0f;
 
-// Return the divisor of a block with this largest magnitude. Its reciprocal is finite even for tiny blocks.
-FLASHINFER_HD float block_scale(float most) {
+// Return the scale of a block whose largest magnitude is `max_abs`. Its reciprocal is finite even for tiny blocks.
+FLASHINFER_HD float block_scale(float max_abs) {
   constexpr float kMinDivisor = 1.17549435e-38f;  // 2^-126
-  return most == 0 ? 1.0f : most / kMaxE4M3 < kMinDivisor ? kMinDivisor : most / kMaxE4M3;
+  return max_abs == 0 ? 1.0f : max_abs / kMaxE4M3 < kMinDivisor ? kMinDivisor : max_abs / kMaxE4M3;
+}
+
+// Return the expert of a row: the last expert whose rows begin at or before it.
+FLASHINFER_HD int expert_of_row(const int32_t* indptr, int experts, int64_t row) {
+  return last_at_or_before(0, experts, row, [&](int e) { return indptr[e]; });
 }
 
 struct ActivateParams {
@@ -134,24 +138,21 @@ struct ActivateParams {
   bool gate_first;  // input has the gate first, then the linear half
 
   FLASHINFER_HD int64_t count() const {
-    const int64_t here = indptr ? indptr[experts] : rows;
-    return here < rows ? here : rows;
+    const int64_t existing = indptr ? indptr[experts] : rows;
+    return existing < rows ? existing : rows;
   }
   // Offsets of the gate and of the linear half in a row.
   FLASHINFER_HD int64_t gate_at() const { return is_gated(act) && !gate_first ? size : 0; }
   FLASHINFER_HD int64_t linear_at() const { return is_gated(act) && gate_first ? size : 0; }
   FLASHINFER_HD int64_t width() const { return is_gated(act) ? 2 * size : size; }
-  // Return the expert of a row: the last one whose rows begin at or before it.
-  FLASHINFER_HD int expert(int64_t row) const {
-    return last_at_or_before(0, experts, row, [&](int e) { return indptr[e]; });
-  }
+  FLASHINFER_HD int expert(int64_t row) const { return expert_of_row(indptr, experts, row); }
 };
 
 // Gate parameters of an expert. Situ bounds its gate by alpha and its linear half by beta.
-struct GateNumbers {
+struct GateParameters {
   float alpha, beta, limit;
 
-  FLASHINFER_HD GateNumbers(const ActivateParams& p, int expert)
+  FLASHINFER_HD GateParameters(const ActivateParams& p, int expert)
       : alpha(p.alpha                      ? p.alpha[expert]
               : p.act == Activation::kSitu ? 4.0f
                                            : 1.0f),
@@ -168,7 +169,7 @@ FLASHINFER_HD float clamped(float x, float limit) { return x > limit ? limit : x
 
 // `Math` provides exp, tanh and erf of a float.
 template <typename Math>
-FLASHINFER_HD float activate(Activation act, float gate, float up, const GateNumbers& numbers) {
+FLASHINFER_HD float activate(Activation act, float gate, float up, const GateParameters& numbers) {
   switch (act) {
     case Activation::kSwiglu:
     case Activation::kSwigluBias: {
@@ -214,9 +215,7 @@ struct FinalizeParams {
   int top_k;
   DType dtype, out_dtype;
 
-  FLASHINFER_HD int expert(int64_t row) const {
-    return last_at_or_before(0, experts, row, [&](int e) { return indptr[e]; });
-  }
+  FLASHINFER_HD int expert(int64_t row) const { return expert_of_row(indptr, experts, row); }
 };
 
 struct Launch;

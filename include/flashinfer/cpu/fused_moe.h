@@ -68,7 +68,7 @@ class TokenRoute {
         second = std::max(second, std::min(first, choice_[e]));
         first = std::max(first, choice_[e]);
       }
-      of_group[g] = p_.group_has_two() && size > 1 ? first + second : first;
+      of_group[g] = p_.sums_best_two() && size > 1 ? first + second : first;
     }
     std::vector<int> order(p_.num_groups);
     std::iota(order.begin(), order.end(), 0);
@@ -150,7 +150,7 @@ class ActivatedRow {
     const int expert = p_.indptr ? p_.expert(row) : 0;
     if (p_.bias)
       for (int64_t i = 0; i < p_.width(); ++i) wide_[i] += p_.bias[expert * p_.width() + i];
-    const GateNumbers numbers(p_, expert);
+    const GateParameters numbers(p_, expert);
     const bool plain = p_.act == Activation::kSwiglu && !p_.alpha && !p_.beta && !p_.limit;
     const float *up = wide_.data() + p_.linear_at(), *gate = wide_.data() + p_.gate_at();
     for_lanes(plain ? p_.size : 0, [&](int64_t i, int count) {

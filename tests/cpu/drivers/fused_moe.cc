@@ -37,7 +37,7 @@ void routes(RoutingMethod method, int experts, int top_k, int groups, int kept, 
     for (int g = 0; g < groups; ++g) {
       std::vector<double> some(choice.begin() + g * size, choice.begin() + (g + 1) * size);
       std::sort(some.rbegin(), some.rend());
-      of_group[g] = p.group_has_two() && size > 1 ? some[0] + some[1] : some[0];
+      of_group[g] = p.sums_best_two() && size > 1 ? some[0] + some[1] : some[0];
     }
     auto best = of_group;
     std::sort(best.rbegin(), best.rend());

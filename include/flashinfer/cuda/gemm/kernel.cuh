@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda {
 
-// Store two adjacent results, of which `first` lie inside the matrix.
+// Store two adjacent results, or only the first without has_second. as_pair: alignment allows one store for both.
 template <typename T>
 __device__ __forceinline__ void store_results(T* to, float first, float second, bool has_second, bool as_pair) {
   if (as_pair && has_second) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_results(T* to, float first, float second, 
   if (has_second) to[1] = from_float<T>(second);
 }
 
-// Epilogue: apply the factors that all of k shares, and those of rows.
+// Epilogue: multiply by the scale factors that do not depend on k and by row_scale, then store.
 template <typename Shape, typename Sums>
 __device__ __forceinline__ void write_tile(const GemmParams& p, const GemmSettings& settings, const GemmTile& tile,
                                            Sums& sums, uint32_t factors) {
@@ -72,29 +72,29 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kRows <= 16 ? 2 : 1)
     int64_t k = 0, blocks = 0,
             end = block < p.k ? block : p.k;  // first element of the step, its block, and the block's end
     loader.load(0, end, 0);
-    // Factors exist even if k is 0.
+    // A do-while loop, because write_tile() reads the factors of a stage even if k is 0.
     do {
       stage ^= 1;
-      const uint32_t here = shared + stage * Shape::kStageBytes;
-      loader.store(here);
+      const uint32_t stage_start = shared + stage * Shape::kStageBytes;
+      loader.store(stage_start);
       __syncthreads();
       k = k + Shape::kDepth < end ? k + Shape::kDepth : end;
       const bool whole = k == end;
       if (whole) end = end + block < p.k ? end + block : p.k, ++blocks;
       if (k < p.k) loader.load(k, end, Shape::kScaled ? blocks : 0);
       if constexpr (Shape::kScaled) {
-        part.multiply(here);
-        if (whole) sums.add(part, here + Shape::kFactorsAt), part.clear();
+        part.multiply(stage_start);
+        if (whole) sums.add(part, stage_start + Shape::kFactorsAt), part.clear();
       } else {
-        sums.multiply(here);
+        sums.multiply(stage_start);
       }
     } while (k < p.k);
     write_tile<Shape>(p, settings, tile, sums, shared + stage * Shape::kStageBytes + Shape::kFactorsAt);
   }
 }
 
-// Return true if the operand can be moved in accesses of `bytes` bytes.
-inline bool moves_by(const void* data, std::initializer_list<int64_t> strides, int64_t element, int64_t bytes) {
+// Return true if alignment allows accesses of `bytes` bytes to all rows of an operand.
+inline bool allows_vectors(const void* data, std::initializer_list<int64_t> strides, int64_t element, int64_t bytes) {
   bool fits = reinterpret_cast<uintptr_t>(data) % bytes == 0;
   for (const int64_t stride : strides) fits = fits && stride * element % bytes == 0;
   return fits;
@@ -114,27 +114,27 @@ void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
   if (column_tiles > INT32_MAX) throw_value_error("grouped_gemm: b: got too many columns, wanted fewer than 2^38");
   const GemmSettings settings{
       static_cast<int32_t>(column_tiles),
-      moves_by(p.a, {a.outer_stride, a.middle_stride, a.inner_stride, step}, kA, Shape::kChunk * kA),
-      moves_by(p.b, {p.b_matrix_stride, Shape::kByDepth ? p.b_stride_n : p.b_stride_k, Shape::kByDepth ? step : 0}, kB,
-               Shape::kChunk * kB),
-      moves_by(p.out, {out.outer_stride, out.middle_stride, out.inner_stride}, size_of(p.out_dtype),
-               2 * size_of(p.out_dtype))};
-  // The device knows the sizes of the groups. Each group has at most one tile more than its rows fill.
-  const int64_t most = (p.m / Shape::kRows + std::min(p.num_groups, p.m)) * column_tiles;
-  Kernel<grouped_gemm_kernel<Shape>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(blocks, most))),
+      allows_vectors(p.a, {a.outer_stride, a.middle_stride, a.inner_stride, step}, kA, Shape::kChunk * kA),
+      allows_vectors(p.b, {p.b_matrix_stride, Shape::kKMajor ? p.b_stride_n : p.b_stride_k, Shape::kKMajor ? step : 0},
+                     kB, Shape::kChunk * kB),
+      allows_vectors(p.out, {out.outer_stride, out.middle_stride, out.inner_stride}, size_of(p.out_dtype),
+                     2 * size_of(p.out_dtype))};
+  // Only the device knows the sizes of the groups. Each group adds at most one partial row of tiles.
+  const int64_t max_tiles = (p.m / Shape::kRows + std::min(p.num_groups, p.m)) * column_tiles;
+  Kernel<grouped_gemm_kernel<Shape>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(blocks, max_tiles))),
                                              dim3(Shape::kThreads), Shape::kSharedBytes, where, p, settings);
 }
 
-// Choose the tile height for a group of average size.
-template <typename TA, typename TB, bool kByDepth, bool kScaled>
+// Choose the number of rows of a tile by the average size of a group.
+template <typename TA, typename TB, bool kKMajor, bool kScaled>
 void launch_grouped_gemm(const GemmParams& p, const Launch& where) {
-  if (p.m / p.num_groups <= 16) return launch_grouped_gemm<GemmShape<TA, TB, 16, kByDepth, kScaled>>(p, where);
-  launch_grouped_gemm<GemmShape<TA, TB, 128, kByDepth, kScaled>>(p, where);
+  if (p.m / p.num_groups <= 16) return launch_grouped_gemm<GemmShape<TA, TB, 16, kKMajor, kScaled>>(p, where);
+  launch_grouped_gemm<GemmShape<TA, TB, 128, kKMajor, kScaled>>(p, where);
 }
 
-// Types without block scales, whose b may have either layout.
+// Launch for types without block scales. Their b may have either layout.
 template <typename T>
-void launch_grouped_gemm_of(const GemmParams& p, const Launch& where) {
+void launch_grouped_gemm_by_layout(const GemmParams& p, const Launch& where) {
   if (p.b_stride_k != 1) return launch_grouped_gemm<T, T, false, false>(p, where);
   launch_grouped_gemm<T, T, true, false>(p, where);
 }

@@ -1,5 +1,5 @@
-// Loads of a k step through registers into shared memory. 8-bit elements are widened. Elements after the end
-// of a row, column or block are zero.
+// Loads the tiles of A and B of a step of k into smem, through registers. Widens 8-bit elements. Elements after the end
+// of a row, column or block of k are zero.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace flashinfer::cuda {
 
-// kCount elements of T that take 16 bytes in shared memory.
+// kCount elements of T, which take 16 bytes in smem.
 template <typename T, int kCount>
 struct GemmChunk {
   static constexpr int kBytes = kCount * sizeof(T);
@@ -46,30 +46,32 @@ struct GemmChunk {
   }
 };
 
-// The part of each k step that a thread moves for one tile.
+// Share of a thread in the loads of a tile.
 template <typename Shape>
 class GemmLoader {
   using A = typename Shape::A;
   using B = typename Shape::B;
   static constexpr int kChunk = Shape::kChunk, kThreads = Shape::kThreads;
-  static constexpr int kLeftInRow = Shape::kDepth / kChunk;
-  static constexpr int kLeftAll = Shape::kRows * kLeftInRow, kLeft = (kLeftAll + kThreads - 1) / kThreads;
-  static constexpr int kRightInRow = (Shape::kByDepth ? Shape::kDepth : Shape::kColumns) / kChunk;
-  static constexpr int kRight = Shape::kColumns * Shape::kDepth / kChunk / kThreads;
-  static constexpr int kLeftStep = kThreads / kLeftInRow, kRightStep = kThreads / kRightInRow;
-  static_assert(kThreads % kLeftInRow == 0 && kThreads % kRightInRow == 0, "a thread stays in its column of chunks");
+  static constexpr int kAChunksPerRow = Shape::kDepth / kChunk;
+  static constexpr int kAChunks = Shape::kRows * kAChunksPerRow,
+                       kAChunksPerThread = (kAChunks + kThreads - 1) / kThreads;
+  static constexpr int kBChunksPerRow = (Shape::kKMajor ? Shape::kDepth : Shape::kColumns) / kChunk;
+  static constexpr int kBChunksPerThread = Shape::kColumns * Shape::kDepth / kChunk / kThreads;
+  static constexpr int kARowStep = kThreads / kAChunksPerRow, kBRowStep = kThreads / kBChunksPerRow;
+  static_assert(kThreads % kAChunksPerRow == 0 && kThreads % kBChunksPerRow == 0,
+                "a thread loads one column of chunks");
 
  public:
   __device__ __forceinline__ GemmLoader(const GemmParams& params, const GemmSettings& settings, const GemmTile& tile)
       : p_(params), settings_(settings), column_(tile.column) {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < kLeft; ++i) {
-      const int row = thread / kLeftInRow + i * kLeftStep;
+    for (int i = 0; i < kAChunksPerThread; ++i) {
+      const int row = thread / kAChunksPerRow + i * kARowStep;
       const int64_t from = row < Shape::kRows ? source(tile, row) : -1;
-      left_[i] = from < 0 ? nullptr : static_cast<const A*>(p_.a) + p_.a_layout.offset(from);
+      a_row_[i] = from < 0 ? nullptr : static_cast<const A*>(p_.a) + p_.a_layout.offset(from);
     }
-    right_ = static_cast<const B*>(p_.b) + tile.matrix * p_.b_matrix_stride;
+    b_ = static_cast<const B*>(p_.b) + tile.matrix * p_.b_matrix_stride;
     factor_ = nullptr, factor_stride_ = 0;
     if (thread < 128) {
       const int64_t from = thread < Shape::kRows && p_.a_scale.data ? source(tile, thread) : -1;
@@ -79,42 +81,40 @@ class GemmLoader {
     }
   }
 
-  // Load elements [k, end) of k, at most one step, in a block of factors.
+  // Load elements [k, end) of k into registers, at most one step. `block` selects their scale factor.
   __device__ __forceinline__ void load(int64_t k, int64_t end, int64_t block) {
     const int thread = static_cast<int>(threadIdx.x);
-    const int64_t left_k = k + thread % kLeftInRow * kChunk;
+    const int64_t left_k = k + thread % kAChunksPerRow * kChunk;
 #pragma unroll
-    for (int i = 0; i < kLeft; ++i)
-      left_chunk_[i].load(left_[i] + left_k, left_[i] ? end - left_k : 0, settings_.a_vectors);
-    const int row = thread / kRightInRow, at = thread % kRightInRow * kChunk;
+    for (int i = 0; i < kAChunksPerThread; ++i)
+      a_chunk_[i].load(a_row_[i] + left_k, a_row_[i] ? end - left_k : 0, settings_.a_vectors);
+    const int row = thread / kBChunksPerRow, at = thread % kBChunksPerRow * kChunk;
 #pragma unroll
-    for (int i = 0; i < kRight; ++i) {
-      if constexpr (Shape::kByDepth) {
-        const int64_t column = column_ + row + i * kRightStep, depth = k + at;
-        right_chunk_[i].load(right_ + column * p_.b_stride_n + depth, column < p_.n ? end - depth : 0,
-                             settings_.b_vectors);
+    for (int i = 0; i < kBChunksPerThread; ++i) {
+      if constexpr (Shape::kKMajor) {
+        const int64_t column = column_ + row + i * kBRowStep, depth = k + at;
+        b_chunk_[i].load(b_ + column * p_.b_stride_n + depth, column < p_.n ? end - depth : 0, settings_.b_vectors);
       } else {
-        const int64_t depth = k + row + i * kRightStep, column = column_ + at;
-        right_chunk_[i].load(right_ + depth * p_.b_stride_k + column, depth < end ? p_.n - column : 0,
-                             settings_.b_vectors);
+        const int64_t depth = k + row + i * kBRowStep, column = column_ + at;
+        b_chunk_[i].load(b_ + depth * p_.b_stride_k + column, depth < end ? p_.n - column : 0, settings_.b_vectors);
       }
     }
-    factor_now_ = factor_ ? factor_[block * factor_stride_] : 1.0f;
+    factor_value_ = factor_ ? factor_[block * factor_stride_] : 1.0f;
   }
 
   __device__ __forceinline__ void store(uint32_t stage) const {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < kLeft; ++i) {
-      const int row = thread / kLeftInRow + i * kLeftStep;
-      if (kLeftAll % kThreads == 0 || row < Shape::kRows)
-        left_chunk_[i].store(chunk_address<Shape::kLeftBytes>(stage + Shape::kLeftAt, row, thread % kLeftInRow));
+    for (int i = 0; i < kAChunksPerThread; ++i) {
+      const int row = thread / kAChunksPerRow + i * kARowStep;
+      if (kAChunks % kThreads == 0 || row < Shape::kRows)
+        a_chunk_[i].store(chunk_address<Shape::kARowBytes>(stage + Shape::kAAt, row, thread % kAChunksPerRow));
     }
 #pragma unroll
-    for (int i = 0; i < kRight; ++i)
-      right_chunk_[i].store(chunk_address<Shape::kRightBytes>(
-          stage + Shape::kRightAt, thread / kRightInRow + i * kRightStep, thread % kRightInRow));
-    ptx::store_shared(stage + Shape::kFactorsAt + thread * 4, __float_as_uint(factor_now_));
+    for (int i = 0; i < kBChunksPerThread; ++i)
+      b_chunk_[i].store(chunk_address<Shape::kBRowBytes>(stage + Shape::kBAt, thread / kBChunksPerRow + i * kBRowStep,
+                                                         thread % kBChunksPerRow));
+    ptx::store_shared(stage + Shape::kFactorsAt + thread * 4, __float_as_uint(factor_value_));
   }
 
  private:
@@ -123,7 +123,7 @@ class GemmLoader {
     return Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, row), chunk);
   }
 
-  // Return the row of a for a row of a tile, or -1.
+  // Return the row of a that a row of the tile reads, or -1 if there is none.
   __device__ __forceinline__ int64_t source(const GemmTile& tile, int row) const {
     if (tile.row + row >= tile.end) return -1;
     if (!p_.a_rows) return tile.row + row;
@@ -133,14 +133,14 @@ class GemmLoader {
 
   const GemmParams& p_;
   const GemmSettings& settings_;
-  const A* left_[kLeft];
-  const B* right_;
+  const A* a_row_[kAChunksPerThread];
+  const B* b_;
   const float* factor_;
   int64_t factor_stride_;
   int32_t column_;
-  GemmChunk<A, kChunk> left_chunk_[kLeft];
-  GemmChunk<B, kChunk> right_chunk_[kRight];
-  float factor_now_;
+  GemmChunk<A, kChunk> a_chunk_[kAChunksPerThread];
+  GemmChunk<B, kChunk> b_chunk_[kBChunksPerThread];
+  float factor_value_;
 };
 
 }  // namespace flashinfer::cuda

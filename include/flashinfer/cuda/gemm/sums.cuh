@@ -26,9 +26,9 @@ struct TensorSums {
   __device__ __forceinline__ void clear() { c.clear(); }
 
   __device__ __forceinline__ void multiply(uint32_t stage) {
-    const SmemOperandA<Shape::kLeftBytes> left(stage + Shape::kLeftAt, first_row());
-    const SmemOperandB<Shape::kRightBytes> columns(stage + Shape::kRightAt, first_column());
-    const SmemOperandBTransposed<Shape::kRightBytes> steps(stage + Shape::kRightAt, 0);
+    const SmemOperandA<Shape::kARowBytes> left(stage + Shape::kAAt, first_row());
+    const SmemOperandB<Shape::kBRowBytes> columns(stage + Shape::kBAt, first_column());
+    const SmemOperandBTransposed<Shape::kBRowBytes> steps(stage + Shape::kBAt, 0);
 #pragma unroll
     for (int step = 0; step < Shape::kDepth / 16; ++step) {
       uint32_t a[kM][4];
@@ -37,7 +37,7 @@ struct TensorSums {
 #pragma unroll
       for (int pair = 0; pair < kN / 2; ++pair) {
         uint32_t b[2][2];
-        if constexpr (Shape::kByDepth) {
+        if constexpr (Shape::kKMajor) {
           columns.load(b, pair, step);
         } else {
           steps.load(b, step, first_column() / 8 + 2 * pair);
@@ -108,14 +108,14 @@ struct FloatSums {
     for (int k = 0; k < Shape::kDepth; ++k) {
       float left[kM];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) left[m] = number<Shape::kLeftBytes>(stage + Shape::kLeftAt, y + 16 * m, k);
+      for (int m = 0; m < kM; ++m) left[m] = number<Shape::kARowBytes>(stage + Shape::kAAt, y + 16 * m, k);
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int column = 2 * x + i + 32 * n;
-          const float right = Shape::kByDepth ? number<Shape::kRightBytes>(stage + Shape::kRightAt, column, k)
-                                              : number<Shape::kRightBytes>(stage + Shape::kRightAt, k, column);
+          const float right = Shape::kKMajor ? number<Shape::kBRowBytes>(stage + Shape::kBAt, column, k)
+                                             : number<Shape::kBRowBytes>(stage + Shape::kBAt, k, column);
 #pragma unroll
           for (int m = 0; m < kM; ++m) c[m][n][i] = fmaf(left[m], right, c[m][n][i]);
         }

@@ -23,7 +23,7 @@ struct MoeMath {
 // Load and activate kN elements of a row from `at` on.
 template <typename T, int kN>
 __device__ __forceinline__ void activated(const ActivateParams& p, int64_t row, int expert, int64_t at,
-                                          const GateNumbers& numbers, float (&out)[kN]) {
+                                          const GateParameters& numbers, float (&out)[kN]) {
   const T* in = static_cast<const T*>(p.input) + row * p.input_stride;
   const bool gated = is_gated(p.act);
   const Vec<T, kN> first = load_vec<T, kN>(in + p.linear_at() + at);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kMoeThreads) activate_rows_kernel(const Activa
   const int64_t count = p.count();
   for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
     const int expert = p.indptr ? p.expert(row) : 0;
-    const GateNumbers numbers(p, expert);
+    const GateParameters numbers(p, expert);
     const int64_t first = (int64_t{blockIdx.y} * kMoeThreads + threadIdx.x) * kN;
     for (int64_t at = first; at < p.size; at += int64_t{gridDim.y} * kMoeThreads * kN) {
       float values[kN];
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
     const int64_t first = block * kQuantBlock + threadIdx.x % 32 * kQuantLanes;
     for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
       const int expert = p.indptr ? p.expert(row) : 0;
-      const GateNumbers numbers(p, expert);
+      const GateParameters numbers(p, expert);
       float values[kQuantLanes] = {}, most = 0.f;
 #pragma unroll
       for (int i = 0; i < kQuantLanes; i += kN) {

@@ -1,5 +1,5 @@
-// Routing on CUDA: a warp chooses the experts of a token one after the other, each the best that follows the
-// last one.
+// Routing: a warp chooses the top_k experts of a token, one after the other. Each is the best of those that follow the
+// previous one in the order of descending keys and ascending numbers.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +13,32 @@ namespace flashinfer::cuda {
 
 constexpr int kRouteWarps = 4;
 
-// Return an unsigned number in the order of floats; 0 for -inf and NaN, which are never chosen.
-__device__ __forceinline__ uint32_t ordered(float value) {
+// Return an unsigned key in the order of floats. It is 0 for -inf and NaN, which are never chosen.
+__device__ __forceinline__ uint32_t key_of(float value) {
   if (!(value > -INFINITY)) return 0;
   const uint32_t bits = __float_as_uint(value + 0.f);  // -0 becomes 0
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
-__device__ __forceinline__ float unordered(uint32_t key) {
+__device__ __forceinline__ float value_of(uint32_t key) {
   return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-// Reduce to the largest key of a warp and the smallest number with that key.
-__device__ __forceinline__ void warp_best(uint32_t& key, int& number) {
+// Set key to the largest key over the warp, and number to the smallest number with that key.
+__device__ __forceinline__ void argmax_over_warp(uint32_t& key, int& number) {
   const uint32_t best = __reduce_max_sync(kAllLanes, key);
   number = static_cast<int>(__reduce_min_sync(kAllLanes, key == best ? static_cast<unsigned>(number) : 0x7fffffffu));
   key = best;
 }
 
-// Logits of one token. Lane l has experts l, l + 32, ...: kPerLane of them in registers. With kPerLane 0
-// their number is arbitrary, and they are reread on every use.
+// Routing of one token. Lane l has the experts l, l + 32, and so on: kPerLane keys in registers. With kPerLane = 0
+// there may be any number of experts, and the logits are reread on every use.
 template <typename T, int kPerLane>
 struct TokenRoute {
   const RouteParams& p;
   const T* row;
   int lane;
-  float most, total;
-  uint32_t groups;  // a bit for each group that remains
+  float max_logit, sum_exp;
+  uint32_t groups;  // a bit for each chosen group of experts
   uint32_t keys[kPerLane ? kPerLane : 1];
 
   __device__ __forceinline__ TokenRoute(const RouteParams& params, int64_t token)
@@ -46,20 +46,20 @@ struct TokenRoute {
         row(static_cast<const T*>(params.logits) + token * params.logits_stride),
         lane(threadIdx.x % 32),
         groups(kAllLanes) {
-    most = 0.f, total = 1.f;
+    max_logit = 0.f, sum_exp = 1.f;
     if (p.is_softmax()) {
       uint32_t key = 0;
-      for (int e = lane; e < p.experts; e += 32) key = max(key, ordered(logit(e)));
-      most = unordered(__reduce_max_sync(kAllLanes, key));
-      total = 0.f;
-      for (int e = lane; e < p.experts; e += 32) total += exponential(logit(e));
-      total = lanes_sum<32>(total);
+      for (int e = lane; e < p.experts; e += 32) key = max(key, key_of(logit(e)));
+      max_logit = value_of(__reduce_max_sync(kAllLanes, key));
+      sum_exp = 0.f;
+      for (int e = lane; e < p.experts; e += 32) sum_exp += exponential(logit(e));
+      sum_exp = lanes_sum<32>(sum_exp);
     }
     if constexpr (kPerLane > 0) {
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
         const int e = lane + 32 * i;
-        keys[i] = e < p.experts ? choice(e) : 0;
+        keys[i] = e < p.experts ? choice_key(e) : 0;
       }
     }
   }
@@ -68,17 +68,17 @@ struct TokenRoute {
     const float x = to_float(row[e]);
     return x == x ? x : -INFINITY;
   }
-  __device__ __forceinline__ float exponential(float x) const { return x == most ? 1.f : expf(x - most); }
+  __device__ __forceinline__ float exponential(float x) const { return x == max_logit ? 1.f : expf(x - max_logit); }
   __device__ __forceinline__ float score(int e) const {
     const float x = logit(e);
-    if (p.is_softmax()) return exponential(x) / total;
+    if (p.is_softmax()) return exponential(x) / sum_exp;
     return p.is_sigmoid() || p.method == RoutingMethod::kLlama4 ? 1.f / (1.f + expf(-x)) : x;
   }
-  // Return the ordered key that chooses an expert.
-  __device__ __forceinline__ uint32_t choice(int e) const {
+  // Return the key by which an expert is chosen.
+  __device__ __forceinline__ uint32_t choice_key(int e) const {
     const float x = logit(e);
-    if (!p.scores_choose() || x == -INFINITY) return ordered(x);
-    return ordered(score(e) + (p.bias ? p.bias[e] : 0.f));
+    if (!p.scores_choose() || x == -INFINITY) return key_of(x);
+    return key_of(score(e) + (p.bias ? p.bias[e] : 0.f));
   }
 
   template <typename Body>
@@ -87,14 +87,14 @@ struct TokenRoute {
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) body(lane + 32 * i, keys[i]);
     } else {
-      for (int e = lane; e < p.experts; e += 32) body(e, choice(e));
+      for (int e = lane; e < p.experts; e += 32) body(e, choice_key(e));
     }
   }
 
-  // Lane g scores group g; the best groups remain.
+  // Choose the top_groups best groups. Lane g has the score of group g.
   __device__ __forceinline__ void keep_groups() {
     const int size = p.experts / p.num_groups;
-    uint32_t mine = 0;
+    uint32_t own = 0;
     for (int g = 0; g < p.num_groups; ++g) {
       uint32_t first = 0, second = 0;
       each([&](int e, uint32_t key) {
@@ -103,20 +103,21 @@ struct TokenRoute {
         first = max(first, key);
       });
       const uint32_t best = __reduce_max_sync(kAllLanes, first);
-      // The second largest of all: the best of the lanes' seconds and the other lanes' firsts.
+      // The second best expert: the best over the second keys of one holder of the best and the first keys of all other
+      // lanes.
       const unsigned holders = __ballot_sync(kAllLanes, first == best);
       const uint32_t other = lane == __ffs(holders) - 1 ? second : first;
       const uint32_t next = __reduce_max_sync(kAllLanes, other);
-      const bool two = p.group_has_two() && size > 1;
-      if (lane == g) mine = ordered(two ? unordered(best) + unordered(next) : unordered(best));
+      const bool two = p.sums_best_two() && size > 1;
+      if (lane == g) own = key_of(two ? value_of(best) + value_of(next) : value_of(best));
     }
     groups = 0;
     bool open = lane < p.num_groups;
     for (int i = 0; i < p.top_groups; ++i) {
-      // A group without a usable expert ranks after all others, but before lanes without a group.
-      uint32_t key = open ? max(mine, 1u) : 0u;
+      // A group without a usable expert has key 1: after all other groups, but before lanes without a group.
+      uint32_t key = open ? max(own, 1u) : 0u;
       int number = lane;
-      warp_best(key, number);
+      argmax_over_warp(key, number);
       groups |= 1u << number;
       if (lane == number) open = false;
     }
@@ -126,7 +127,7 @@ struct TokenRoute {
     if (p.num_groups > 1) keep_groups();
     const int size = p.num_groups > 1 ? p.experts / p.num_groups : p.experts;
     uint32_t last_key = 0xffffffffu;
-    int last = -1, mine = -1;
+    int last = -1, own = -1;
     for (int j = 0; j < p.top_k; ++j) {
       uint32_t key = 0;
       int number = 0x7fffffff;
@@ -134,25 +135,25 @@ struct TokenRoute {
         const bool after = at < last_key || (at == last_key && e > last);
         if (at > key && after && (p.num_groups == 1 || (groups >> (e / size) & 1))) key = at, number = e;
       });
-      warp_best(key, number);
+      argmax_over_warp(key, number);
       last_key = key, last = number;
-      if (lane == j) mine = key ? number : -1;
+      if (lane == j) own = key ? number : -1;
       if (!key) break;  // no expert is left for this lane and the later ones
     }
-    const float score_of_mine = mine >= 0 ? score(mine) : 0.f;
-    const float factor = p.renormalizes() ? p.factor / (lanes_sum<32>(score_of_mine) + 1e-20f) : p.factor;
+    const float own_score = own >= 0 ? score(own) : 0.f;
+    const float factor = p.renormalizes() ? p.factor / (lanes_sum<32>(own_score) + 1e-20f) : p.factor;
     if (lane >= p.top_k) return;
     const int64_t to = token * p.weights_stride + lane;
     if (p.narrow) {
-      static_cast<T*>(p.weights)[to] = from_float<T>(score_of_mine * factor);
+      static_cast<T*>(p.weights)[to] = from_float<T>(own_score * factor);
     } else {
-      static_cast<float*>(p.weights)[to] = score_of_mine * factor;
+      static_cast<float*>(p.weights)[to] = own_score * factor;
     }
     const int64_t at = token * p.ids_stride + lane;
     if (p.wide_ids) {
-      static_cast<int64_t*>(p.ids)[at] = mine;
+      static_cast<int64_t*>(p.ids)[at] = own;
     } else {
-      static_cast<int32_t*>(p.ids)[at] = mine;
+      static_cast<int32_t*>(p.ids)[at] = own;
     }
   }
 };

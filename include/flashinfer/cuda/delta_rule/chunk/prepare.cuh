@@ -127,7 +127,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     const float sum = shared.sums[i], last = shared.sums[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
     if (thread < kDeltaChunk) {
       to.k_decay[i] = decay * shared.k_factor[i], to.beta[i] = shared.beta[i];
-      to.sums[i] = sum, to.k_factor[i] = shared.k_factor[i], to.q_factor[i] = shared.q_factor[i];
+      to.log2_decay[i] = sum, to.k_factor[i] = shared.k_factor[i], to.q_factor[i] = shared.q_factor[i];
       if (i == 0) to.chunk_decay[0] = ptx::ex2_approx(last);
     } else {
       to.q_decay[i] = scale * decay * shared.q_factor[i],

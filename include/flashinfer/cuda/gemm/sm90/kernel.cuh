@@ -27,7 +27,7 @@ __device__ __forceinline__ void compute_rows(const GemmParams& p, const GemmSett
   const GemmOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
   multiply_rows<S, kHalves>(shared, group, steps, at, d);
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) output.write_rows(d[half], half * 128 + group * 64);
+  for (int half = 0; half < kHalves; ++half) output.store_strip(d[half], half * 128 + group * 64);
 }
 
 template <typename S, int kN>
@@ -44,12 +44,12 @@ __device__ __forceinline__ void compute_tile(const GemmParams& p, const GemmSett
   }
   const int64_t column = static_cast<int64_t>(tile.strip + rank) * kGemmStrip + group * 64;
   const GemmOutput<S> output(p, settings, maps.out, tile, group, column, shared.outputs(group));
-  if (S::kByDepth && !S::kFp8 && settings.gate != GemmGate::kNone) {
-    output.template write_gated<kN>(d, column / 2);
+  if (S::kKMajor && !S::kFp8 && settings.gate != GemmGate::kNone) {
+    output.template store_gated<kN>(d, column / 2);
   } else if (settings.lines) {
-    output.template write_lines<kN>(d);
+    output.template store_tokens_vectors<kN>(d);
   } else {
-    output.template write_any<kN>(d);
+    output.template store_tokens_any<kN>(d);
   }
 }
 

@@ -40,7 +40,7 @@ GemmMaps tensor_maps(const GemmParams& p, const GemmSettings& settings) {
          {static_cast<uint64_t>(p.k), 8, 2, static_cast<uint64_t>(half / 8), static_cast<uint64_t>(p.num_matrices)},
          {1, stride, half * stride, 8 * stride, p.num_matrices > 1 ? p.b_matrix_stride : stride},
          {S::kDepth, 8, 2, kGemmStrip / 16, 1}});
-  } else if (S::kByDepth) {
+  } else if (S::kKMajor) {
     maps.weights = rows_map<T>(p.b, p.k, p.n, p.b_stride_n, p.num_matrices, p.b_matrix_stride, S::kDepth, kGemmStrip);
   } else {
     maps.weights = rows_map<T>(p.b, p.n, p.k, p.b_stride_k, p.num_matrices, p.b_matrix_stride, 64, S::kDepth);
@@ -117,13 +117,13 @@ inline bool strips_share_factors(const GemmParams& p) {
 
 // Choose the tile for a group of average size. Gathered rows are loaded by each CTA of a cluster separately,
 // so tiles with many tokens gain nothing.
-template <typename T, bool kByDepth>
+template <typename T, bool kKMajor>
 bool launch_gemm(const GemmParams& p, const Launch& where) {
   const int64_t share = p.m / p.num_groups;
-  if (share <= 32) return launch_shape<GemmShape<T, kByDepth, GemmSize::kFew>>(p, where);
+  if (share <= 32) return launch_shape<GemmShape<T, kKMajor, GemmSize::kFew>>(p, where);
   if (share <= 160 || p.a_rows || (sizeof(T) == 1 && !strips_share_factors(p)))
-    return launch_shape<GemmShape<T, kByDepth, GemmSize::kSome>>(p, where);
-  return launch_shape<GemmShape<T, kByDepth, GemmSize::kMany>>(p, where);
+    return launch_shape<GemmShape<T, kKMajor, GemmSize::kSome>>(p, where);
+  return launch_shape<GemmShape<T, kKMajor, GemmSize::kMany>>(p, where);
 }
 
 }  // namespace flashinfer::cuda::sm90

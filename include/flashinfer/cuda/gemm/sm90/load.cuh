@@ -32,9 +32,9 @@ __device__ __forceinline__ void load_step(const GemmMaps& maps, const GemmShared
   ring.wait_empty(use);
   ptx::mbarrier_arrive_expect_tx(full, S::kWeightBytes + (gathers ? 0 : tile.tokens * 128));
   const int column = (tile.strip + static_cast<int>(rank)) * kGemmStrip;
-  if (S::kByDepth && !S::kFp8 && gated) {
+  if (S::kKMajor && !S::kFp8 && gated) {
     ptx::tma_load(shared.weights(stage), &maps.weights, full, k, 0, 0, column / 16, tile.matrix);
-  } else if constexpr (S::kByDepth) {
+  } else if constexpr (S::kKMajor) {
     ptx::tma_load(shared.weights(stage), &maps.weights, full, k, column, tile.matrix);
   } else {
     ptx::tma_load(shared.weights(stage), &maps.weights, full, column, k, tile.matrix);

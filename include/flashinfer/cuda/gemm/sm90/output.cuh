@@ -1,5 +1,5 @@
-// Epilogue of a warpgroup: 64 columns of a tile's rows. They are adjacent in the output and stacked in
-// registers.
+// Epilogue of a warpgroup. It stores all tokens of a tile, and 64 columns of the output. wgmma computed the transposed
+// tile, with weights (columns of the output) as rows, so an accumulator has its adjacent elements in different tokens.
 #pragma once
 
 #include <cstdint>
@@ -29,22 +29,23 @@ struct GemmOutput {
   uint32_t buffer;       // buffer of this warpgroup
   int thread = static_cast<int>(threadIdx.x) % 128;
 
-  // The compiler would keep addresses that all tiles share in registers, which the sums need.
-  __device__ __forceinline__ GemmOutput(const GemmParams& params, const GemmSettings& others, const CUtensorMap& by,
-                                        const GemmTile& of, int which, int64_t first, uint32_t to)
-      : p(params), settings(others), map(by), tile(of), group(which), column(first), buffer(to) {
+  // The asm statement stops the compiler from holding addresses over tiles: the accumulators need the registers.
+  __device__ __forceinline__ GemmOutput(const GemmParams& params, const GemmSettings& settings_,
+                                        const CUtensorMap& map_, const GemmTile& tile_, int group_, int64_t column_,
+                                        uint32_t buffer_)
+      : p(params), settings(settings_), map(map_), tile(tile_), group(group_), column(column_), buffer(buffer_) {
     asm volatile("" : "+r"(buffer), "+r"(thread));
   }
 
-  // Store rows of 128 bytes through shared memory, 16 bytes per thread. Rows after the group's end belong to
-  // another group.
+  // Store 128 bytes of each token through smem, 16 bytes per thread. Rows after the end of the group belong to another
+  // group and are not stored.
   template <int kN>
-  __device__ __forceinline__ void write_lines(const float (&d)[kN / 2]) const {
+  __device__ __forceinline__ void store_tokens_vectors(const float (&d)[kN / 2]) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<S::kOutRows>;
     const int lane = thread % 32, warp = thread / 32;
-    // stmatrix writes four blocks of 8 x 8, and a lane addresses one row: 8 weights, 8 more, then both of the
-    // next tokens.
+    // stmatrix stores four 8 x 8 matrices, and each lane has the address of one row: weights 0-7 and 8-15 of 8 tokens,
+    // then of the next 8 tokens.
     const int to_row = lane / 16 * 8 + lane % 8, to_unit = 2 * warp + lane / 8 % 2;
     const int unit = thread % 8, from_row = thread / 8;
     const int64_t at = column + unit * 8;
@@ -70,7 +71,7 @@ struct GemmOutput {
         continue;
       }
       if (at >= p.n) continue;
-      const uint32_t lines = buffer + Lines::unit(from_row, unit);  // rows 16 apart: the swizzle period
+      const uint32_t lines = buffer + Lines::unit(from_row, unit);  // a step of 16 rows keeps the swizzle
       Out* out = static_cast<Out*>(p.out) + (tile.row + first + from_row) * settings.out_stride + at;
 #pragma unroll 4
       for (int row = from_row; row < end; row += 16, out += 16 * settings.out_stride)
@@ -78,12 +79,12 @@ struct GemmOutput {
     }
   }
 
-  // Store 32 rows with their gates: 32 columns from `first` on, 64 bytes of a row.
+  // Store silu(gate) * linear: 32 columns from `first` on, 64 bytes of each token.
   template <int kN>
-  __device__ __forceinline__ void write_gated(const float (&d)[kN / 2], int64_t first) const {
+  __device__ __forceinline__ void store_gated(const float (&d)[kN / 2], int64_t first) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<kN, 64>;
-    static_assert(kN * 64 <= S::kOutBytes || S::kFp8, "rows fit");
+    static_assert(kN * 64 <= S::kOutBytes || S::kFp8, "the buffer holds all tokens");
     const int lane = thread % 32, warp = thread / 32, unit = thread % 4, from_row = thread / 4;
     const bool gate_first = settings.gate == GemmGate::kGateFirst;
     const auto both = [&](const float* from) {
@@ -118,12 +119,12 @@ struct GemmOutput {
       *reinterpret_cast<uint4*>(out) = ptx::load_shared_16(buffer + Lines::unit(row, unit));
   }
 
-  // Store any type and alignment: float32 through shared memory, 32 rows at a time, then element by element.
+  // Store any type at any alignment: float32 through smem, 16 or 32 tokens at a time, then element by element.
   template <int kN>
-  __device__ __forceinline__ void write_any(const float (&d)[kN / 2]) const {
+  __device__ __forceinline__ void store_tokens_any(const float (&d)[kN / 2]) const {
     constexpr int kRows = kN < 32 || S::kFp8 ? 16 : 32,
-                  kPitch = 68;  // a row; lanes of a store hit different banks
-    static_assert(kRows * kPitch * 4 <= S::kOutBytes, "rows fit");
+                  kPitch = 68;  // floats per token; 68 avoids bank conflicts
+    static_assert(kRows * kPitch * 4 <= S::kOutBytes, "the buffer holds kRows tokens");
     const int lane = thread % 32, weight = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int first = 0; first < kN; first += kRows) {
@@ -137,24 +138,25 @@ struct GemmOutput {
       if (column + thread % 64 >= p.n) continue;
       const int end = tile.rows - first < kRows ? tile.rows - first : kRows;
 #pragma unroll 1
-      for (int row = thread / 64; row < end; row += 2) write_one(first + row, thread % 64, row * kPitch + thread % 64);
+      for (int row = thread / 64; row < end; row += 2)
+        store_element(first + row, thread % 64, row * kPitch + thread % 64);
     }
   }
 
-  // Store 64 tokens from `first` on, the rows of the sums, with all weights of a strip, 64 weights at a time.
-  __device__ __forceinline__ void write_rows(const StripSums& d, int first) const {
+  // Store the accumulators of multiply_rows(): 64 tokens from `first` on, and all columns of a strip.
+  __device__ __forceinline__ void store_strip(const StripSums& d, int first) const {
     const int rows = tile.rows - first < 64 ? tile.rows - first : 64;
     if (rows <= 0) return;  // uniform over the threads
     if (settings.lines) {
-      write_rows_in_lines(d, first, rows);
+      store_strip_vectors(d, first, rows);
     } else {
-      write_any_rows(d, first, rows);
+      store_strip_any(d, first, rows);
     }
   }
 
  private:
   // Each warp stores 16 of the rows.
-  __device__ __forceinline__ void write_rows_in_lines(const StripSums& d, int from, int rows) const {
+  __device__ __forceinline__ void store_strip_vectors(const StripSums& d, int from, int rows) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<64>;
     constexpr int kBuffers = S::kOutBytes / (64 * 128);
@@ -166,8 +168,8 @@ struct GemmOutput {
       const uint32_t buffer = this->buffer + index * 64 * 128;
       if (index == 0) wait_for_stores();
       __syncwarp();
-      // stmatrix writes four blocks of 8 x 8, and a lane addresses one row: 8 tokens, 8 more, then both of
-      // the next weights.
+      // stmatrix stores four 8 x 8 matrices, and each lane has the address of one row: tokens 0-7 and 8-15 of 8
+      // weights, then of the next 8 weights.
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* sums = d + first / 2 + 8 * i;
@@ -192,11 +194,10 @@ struct GemmOutput {
     }
   }
 
-  // Store any type and alignment: float32 through shared memory, 16 weights at a time, then element by
-  // element.
-  __device__ __forceinline__ void write_any_rows(const StripSums& d, int from, int rows) const {
-    constexpr int kColumns = 16, kPitch = 20;  // a row
-    static_assert(64 * kPitch * 4 <= S::kOutBytes, "rows fit");
+  // Store any type at any alignment: float32 through smem, 16 weights at a time, then element by element.
+  __device__ __forceinline__ void store_strip_any(const StripSums& d, int from, int rows) const {
+    constexpr int kColumns = 16, kPitch = 20;  // floats per token
+    static_assert(64 * kPitch * 4 <= S::kOutBytes, "the buffer holds 64 tokens");
     const int lane = thread % 32, to = thread / 32 * 16 + lane / 4, weight = thread % kColumns;
 #pragma unroll
     for (int first = 0; first < kGemmStrip; first += kColumns) {
@@ -209,7 +210,7 @@ struct GemmOutput {
       if (column + first + weight >= p.n) continue;
 #pragma unroll 1
       for (int row = thread / kColumns; row < rows; row += 128 / kColumns)
-        write_one(from + row, first + weight, row * kPitch + weight);
+        store_element(from + row, first + weight, row * kPitch + weight);
     }
   }
 
@@ -217,12 +218,13 @@ struct GemmOutput {
     return __fdividef(gate, 1.0f + __expf(-gate)) * linear;
   }
 
-  // Wait before a buffer of a TMA store is overwritten. The first lane of each warp issues the stores.
+  // Wait until TMA stores have read the buffer. The first lane of each warp issues the stores and waits for them.
   __device__ __forceinline__ void wait_for_stores() const {
     if (S::kStores && thread % 32 == 0) ptx::bulk_wait_read<0>();
   }
 
-  // Store the rows among `rows` that fill copies, from row `first` of the tile on, in lines of `bytes` bytes.
+  // Store whole groups of kStoreRows tokens by TMA, from token `first` of the tile on. A token has `bytes` bytes in
+  // smem.
   __device__ __forceinline__ void store(uint32_t from, int bytes, int64_t to, int first, int rows) const {
     if (thread % 32) return;
 #pragma unroll 1
@@ -233,7 +235,7 @@ struct GemmOutput {
 
   __device__ __forceinline__ void sync() const { ptx::named_barrier<128>(1 + group); }
 
-  __device__ __forceinline__ void write_one(int row, int weight, int offset) const {
+  __device__ __forceinline__ void store_element(int row, int weight, int offset) const {
     float value = ptx::load_shared_float(buffer + offset * 4);
     const int64_t at_row = tile.row + row;
     if (p.row_scale) value *= p.row_scale[at_row];

@@ -26,11 +26,11 @@ constexpr int kPanel = 8, kPanels = 2;  // steps of a panel of factors, and pane
 // flight.
 enum class GemmSize { kMany, kSome, kFew };
 
-// kByDepth: weights are contiguous along k, else along rows of the matrix.
-template <typename T_, bool kByDepth_, GemmSize kSize>
+// kKMajor: weights are contiguous along k, else along rows of the matrix.
+template <typename T_, bool kKMajor_, GemmSize kSize>
 struct GemmShape {
   using T = T_;
-  static constexpr bool kByDepth = kByDepth_;
+  static constexpr bool kKMajor = kKMajor_;
   // After each step, 8-bit sums are scaled and added to others: both take registers.
   static constexpr bool kFp8 = sizeof(T) == 1, kFew = kSize == GemmSize::kFew;
   // Many 8-bit tokens are the rows of wgmma: a thread has two of each 64, and as many factors.
@@ -44,7 +44,7 @@ struct GemmShape {
   static constexpr int kLoadRegisters = 56, kComputeRegisters = 224;
   using Out = std::conditional_t<kFp8, bfloat16_t, T>;       // type of the output in whole lines
   static constexpr bool kStores = kSize == GemmSize::kMany;  // by TMA, while the next tile is computed
-  static_assert(kByDepth || !kFp8, "wgmma of 8-bit types reads adjacent elements along the depth");
+  static_assert(kKMajor || !kFp8, "wgmma of 8-bit types reads adjacent elements along the depth");
 
   static constexpr int kGroupBytes = 64 * 128;  // weights of a warpgroup: as many elements of k as weights
   static constexpr int kWeightBytes = 2 * kGroupBytes, kTokenBytes = kTokens * 128;

@@ -29,13 +29,13 @@ __device__ __forceinline__ void multiply_step(const GemmShared<S>& shared, int g
   using Lines = ChunkedTile<64>;
   const int stage = Ring<S::kStages>::stage(use);
   const uint32_t at = shared.weights(stage) + group * S::kGroupBytes;
-  const uint64_t weights = S::kByDepth ? Lines::k_contiguous(at) : Lines::n_contiguous(at);
+  const uint64_t weights = S::kKMajor ? Lines::k_contiguous(at) : Lines::n_contiguous(at);
   const uint64_t tokens = Lines::k_contiguous(shared.tokens(stage));
   ptx::warpgroup_fence();
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    ptx::Wgmma<kN>::template ss<S::kType, false, !S::kByDepth>(
-        d, weights + (S::kByDepth ? Lines::k_contiguous_step(i) : Lines::n_contiguous_step(i)),
+    ptx::Wgmma<kN>::template ss<S::kType, false, !S::kKMajor>(
+        d, weights + (S::kKMajor ? Lines::k_contiguous_step(i) : Lines::n_contiguous_step(i)),
         tokens + Lines::k_contiguous_step(i), add || i > 0);
   ptx::warpgroup_commit();
 }
