@@ -112,17 +112,17 @@ void check_groups(const Check& check, const GemmParams& p, const View& out, cons
 void check_rows_of_groups(const Check& check, const GemmParams& p) {
   if (kOnCuda || !(p.m_indptr.data || p.m_counts.data)) return;
   for (int64_t g = 0; g < p.num_groups; ++g) {
-    const auto within = [&](const char* table, const char* what, int64_t got, int64_t least, int64_t most) {
-      if (got >= least && got <= most) return;
+    const auto within = [&](const char* table, const char* what, int64_t got, int64_t low, int64_t high) {
+      if (got >= low && got <= high) return;
       check.fail(table, "got " + std::string(what) + text_of(got) + " of group " + text_of(g) + ", wanted " +
-                            text_of(least) + " to " + text_of(most));
+                            text_of(low) + " to " + text_of(high));
     };
-    const int64_t begin = p.m_indptr.data ? p.m_indptr[g] : 0, most = p.m_indptr.data ? p.m : p.m / p.num_groups;
-    within("m_indptr", "begin ", begin, 0, most);
+    const int64_t begin = p.m_indptr.data ? p.m_indptr[g] : 0, high = p.m_indptr.data ? p.m : p.m / p.num_groups;
+    within("m_indptr", "begin ", begin, 0, high);
     if (p.m_counts.data) {
-      within("m_counts", "count ", p.m_counts[g], 0, most - begin);
+      within("m_counts", "count ", p.m_counts[g], 0, high - begin);
     } else {
-      within("m_indptr", "end ", p.m_indptr[g + 1], begin, most);
+      within("m_indptr", "end ", p.m_indptr[g + 1], begin, high);
     }
   }
 }

@@ -42,7 +42,8 @@ const int64_t* sizes_of(const Check& check, const View& sizes) {
     check.fail(sizes, "got a tensor of a device, wanted one on the CPU");
   const auto* numbers = static_cast<const int64_t*>(sizes.data);
   for (int i = 0; i < kNumSizes; ++i)
-    if (numbers[i] < 0 || numbers[i] > INT32_MAX) check.fail(sizes, "got a number that is no size");
+    if (numbers[i] < 0 || numbers[i] > INT32_MAX)
+      check.fail(sizes, "got a negative number or one of more than 2147483647");
   if (numbers[kSizeTileRows] < 1) check.fail(sizes, "got 0 rows of a tile, wanted 1 or more");
   return numbers;
 }
@@ -74,7 +75,8 @@ struct MlaTensors {
     check.shape(kpe, {ckv.size(0), ckv.size(1), kMlaKpe});
     check.shape(out, {tokens, heads, kMlaCkv});
     if (heads < 1 || tokens * heads > INT32_MAX) check.fail(q_nope, "got no head, or more than 2147483647 rows");
-    if (ckv.size(1) < 1 || ckv.size(1) > INT32_MAX / 2) check.fail(ckv, "got pages of no token, or of too many");
+    if (ckv.size(1) < 1 || ckv.size(1) > INT32_MAX / 2)
+      check.fail(ckv, "got a page size of " + std::to_string(ckv.size(1)) + ", wanted 1 to 1073741823");
     for (const View* arg : {&q_nope, &q_pe, &ckv, &kpe, &out}) {
       check.same_dtype(*arg, arg == &ckv || arg == &kpe ? ckv : q_nope), check.same_device(*arg, q_nope);
       check.last_contiguous(*arg), check.wide_rows(*arg);
@@ -88,7 +90,7 @@ struct MlaTensors {
     if (ckv_scales) {
       check_floats(check, *ckv_scales, {ckv.size(0), ckv.size(1), kMlaScales});
       check.last_contiguous(*ckv_scales);
-      if (size_of(ckv.dtype) != 1) check.fail(*ckv_scales, "got a tensor, wanted none: the cache has no 8 bits");
+      if (size_of(ckv.dtype) != 1) check.fail(*ckv_scales, "got a tensor, wanted none: the cache is not 8-bit");
     }
     if (kOnCuda && ckv_scales.has_value() != bool{SCALED})
       check.fail("ckv_scale_arr",

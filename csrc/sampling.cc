@@ -22,9 +22,9 @@ RowsOf rows_of(const Check& check, const View& x, int64_t rank) {
 
 // On a GPU the sums of all chunks of a row must fit into shared memory.
 void check_length(const Check& check, const View& x, bool keeps_maxima, const Launch& where) {
-  const int64_t most = longest_row(keeps_maxima, where);
-  if (x.size(-1) > most)
-    check.fail(x, "got " + std::to_string(x.size(-1)) + " elements in a row, wanted at most " + std::to_string(most) +
+  const int64_t limit = longest_row(keeps_maxima, where);
+  if (x.size(-1) > limit)
+    check.fail(x, "got " + std::to_string(x.size(-1)) + " elements in a row, wanted at most " + std::to_string(limit) +
                       " on this device");
 }
 

@@ -1,8 +1,8 @@
 // Operators with few arguments. bind() takes all other arguments once, and stores the checked result under a
 // handle.
 //
-// torch needs as long to pass one argument from Python as this file needs to process it, and a call has
-// thirty. The caller chooses the handle. An unbound handle is an error. Bound tensors are not owned: the
+// torch spends as much time on passing an argument from Python as this file spends on checking it, and a call has
+// thirty. The caller chooses the handle. A handle that is not bound is an error. Bound tensors are not owned: the
 // caller keeps them alive until unbind().
 #pragma once
 
@@ -49,7 +49,7 @@ struct Expected {
     if (!more_rows || inputs.num_tokens() < rows) size(check, inputs.q, 0, rows);
     if (inputs.paged) size(check, inputs.k, inputs.dims.row, page_size);
     if (inputs.k.size(inputs.paged ? inputs.dims.page : inputs.dims.row) < kv_rows)
-      check.fail(inputs.k, "is smaller than the tables of the plan say");
+      check.fail(inputs.k, "has fewer rows or pages than the tables of the plan use");
   }
 
  private:

@@ -165,19 +165,19 @@ struct BatchLengths {
     if (pages.size < kv_end) return false;
     // Four at a time: bindings are compiled with -O1, which does not vectorise. 8,192 pages take 1.8 us, else 6.9.
     typedef int32_t Four __attribute__((vector_size(16)));
-    Four most_of{-1, -1, -1, -1}, bits_of{};
+    Four max_of{-1, -1, -1, -1}, bits_of{};
     int64_t i = kv_start;
     for (; i + 4 <= kv_end; i += 4) {
       Four some;
       std::memcpy(&some, pages.data + i, sizeof(some));
-      most_of = some > most_of ? some : most_of;
+      max_of = some > max_of ? some : max_of;
       bits_of |= some;
     }
-    int32_t most = -1, bits = 0;  // the sign of `bits`: that of any page
-    for (int lane = 0; lane < 4; ++lane) most = std::max(most, most_of[lane]), bits |= bits_of[lane];
-    for (; i < kv_end; ++i) most = std::max(most, pages[i]), bits |= pages[i];
-    if (bits < 0 || most == std::numeric_limits<int32_t>::max()) return false;
-    kv_rows = most + 1;
+    int32_t max_page = -1, bits = 0;  // `bits` is negative if any page is
+    for (int lane = 0; lane < 4; ++lane) max_page = std::max(max_page, max_of[lane]), bits |= bits_of[lane];
+    for (; i < kv_end; ++i) max_page = std::max(max_page, pages[i]), bits |= pages[i];
+    if (bits < 0 || max_page == std::numeric_limits<int32_t>::max()) return false;
+    kv_rows = max_page + 1;
     return true;
   }
 };
@@ -203,8 +203,8 @@ inline PlanRequest plan_request(const Check& check, const PlanTables& given, con
   return request;
 }
 
-// Append kv_indptr and the used kv_indices to the lists, so that one copy brings all to the device. Write nothing if
-// the buffer has no room: the caller computes the same size.
+// Append kv_indptr and the used part of kv_indices to the lists, so one copy moves all tables to the device. Write
+// nothing if they do not fit: the caller computes the same size and allocates a larger buffer.
 inline void append_tables(const Check& check, const View& buffer, const PlanTables& given, const BatchLengths& batch) {
   const HostTable offsets(check, given.kv_indptr, "kv_indptr"), pages(check, given.kv_indices, "kv_indices");
   int32_t* data = plan_header(check, buffer);
@@ -230,7 +230,7 @@ void plan_batch(const Check& check, const PlanTables& given, const PlanNumbers& 
   request.min_chunk = tiles.min_chunk, request.kv_step = tiles.kv_step;
   request.item_keys = tiles.item_keys, request.merge_keys = tiles.merge_keys;
   request.whole_keys = tiles.whole_keys;
-  // Graphs reserve room for rows before the first request too: a later plan of as many queries may use them.
+  // A captured graph also needs room for rows before the first request: a later plan may use them.
   const int64_t most_rows = int64_t{batch.rows} * request.group;
   if (most_rows > INT32_MAX) check.fail("qo_indptr", "got more than 2147483647 rows");
   header[kGood] = 1, header[kRows] = batch.rows, header[kRowStart] = batch.row_start;

@@ -40,10 +40,10 @@ class Check {
     return static_cast<int32_t>(value);
   }
 
-  void rank(const View& arg, int64_t least, int64_t most) const {
-    if (arg.ndim >= least && arg.ndim <= most) return;
-    std::string wanted = std::to_string(least);
-    if (most != least) wanted += most > 8 ? " or more" : " to " + std::to_string(most);
+  void rank(const View& arg, int64_t min_rank, int64_t max_rank) const {
+    if (arg.ndim >= min_rank && arg.ndim <= max_rank) return;
+    std::string wanted = std::to_string(min_rank);
+    if (max_rank != min_rank) wanted += max_rank > 8 ? " or more" : " to " + std::to_string(max_rank);
     fail(arg, "got " + std::to_string(arg.ndim) + " dimensions, wanted " + wanted);
   }
 
@@ -87,7 +87,7 @@ class Check {
 
   void floating(const View& arg) const { dtype(arg, {DType::kFloat32, DType::kFloat16, DType::kBFloat16}); }
 
-  // Element types of gradients. The CPU also takes float64, so that gradients can be checked in it.
+  // Element types of gradients. The CPU also takes float64, for numerical checks of gradients.
   void trainable(const View& arg) const {
     if (kOnCuda || arg.dtype != DType::kFloat64) floating(arg);
   }
@@ -119,7 +119,7 @@ class Check {
     }
   }
 
-  // torch aligns elements to their size. A foreign pointer may not.
+  // torch aligns elements to their size. A pointer from another library may be unaligned.
   void aligned(const View& arg) const {
     if (reinterpret_cast<uintptr_t>(arg.data) % size_of(arg.dtype) == 0) return;
     fail(arg, "is not aligned to its element size of " + std::to_string(size_of(arg.dtype)) + " bytes");
@@ -135,7 +135,8 @@ class Check {
   }
 
   // Rejects an output whose elements share memory: they would be written twice. Elements are distinct if each
-  // stride exceeds the reach of all smaller ones. Tensors that overlap in no other pattern do not occur.
+  // stride exceeds the reach of all smaller strides. This condition refuses some distinct layouts that torch never
+  // makes.
   void writable(const View& arg) const {
     aligned(arg);
     if (arg.numel == 0) return;
@@ -161,7 +162,7 @@ class Check {
       fail(out, "overlaps the memory of " + std::string(in.name));
   }
 
-  // Merges the leading dimensions of [..., n] into at most three, the most that kernels loop over.
+  // Merges the leading dimensions of [..., n] into at most three, because kernels loop over three.
   Rows rows(const View& arg) const {
     int found = 0;  // merged dimensions, inner first
     int64_t stride[3] = {0, 0, 0}, size[3] = {1, 1, 1};
@@ -172,7 +173,7 @@ class Check {
       } else if (found < 3) {
         stride[found] = arg.strides[dim], size[found] = arg.sizes[dim], ++found;
       } else if (arg.numel > 0) {
-        fail(arg, "got strides that no three leading dimensions express, wanted .contiguous()");
+        fail(arg, "got leading dimensions that do not merge into three, wanted .contiguous()");
       }
     }
     const int64_t inner = size[0] < 1 ? 1 : size[0], middle = size[1] < 1 ? 1 : size[1];

@@ -23,7 +23,8 @@ struct Step {
   int64_t stride, forward, back;  // the difference of two indices is in [-back, forward]
 };
 
-// Returns whether differences of the first `count` steps (rising strides) can sum to `apart`. True if unsure.
+// Returns true if differences of the first `count` steps, in the order of rising strides, can sum to `apart`. After
+// kTries candidates for one step it gives up and returns true.
 inline bool can_sum_to(const Step* steps, int count, int64_t apart) {
   if (count == 0) return apart == 0;
   const Step& step = steps[count - 1];
@@ -63,7 +64,7 @@ inline bool interleaved(const View& a, const View& b) {
 
 }  // namespace overlap
 
-// Returns whether two views have the same elements in the same order.
+// Returns true if two views have the same elements in the same order.
 inline bool same_elements(const View& a, const View& b) {
   bool same = a.data == b.data && a.ndim == b.ndim;
   for (int64_t i = 0; same && i < a.ndim; ++i)

@@ -135,7 +135,7 @@ def scales_of(
         return Scales(positive_real(op, "kv_scale", kv_scale, MOST_SCALE))
     if not eight_bits:
         for name, scale in dict(ckv_scale=ckv_scale, ckv_scale_arr=ckv_scale_arr, kpe_scale=kpe_scale).items():
-            check_none(op, name, scale, "the cache has no 8 bits")
+            check_none(op, name, scale, "the cache is not 8-bit")
         return UNSCALED
     if (ckv_scale is None) == (ckv_scale_arr is None):
         raise value_error(op, "ckv_scale", None if ckv_scale is None else "both", _EXACTLY_ONE)

@@ -236,7 +236,7 @@ def test_errors_of_the_full_operator(device):
         ("q: got bfloat16, wanted float16", (q.bfloat16(), cache)),
         ("k: got bfloat16, wanted float16", (q, cache.bfloat16())),
         ("k: got size 8 of dimension 1, wanted 16 as was bound", (q, cache[:, :, :8])),
-        ("k: is smaller than the tables of the plan say", (q, cache[:1])),
+        ("k: has fewer rows or pages than the tables of the plan use", (q, cache[:1])),
         ("k: got 3 dimensions, wanted 5", (q, cache[0, 0])),
     ):
         with pytest.raises(RuntimeError, match=message):

@@ -297,8 +297,8 @@ def test_bad_scales_of_tokens(device):
             r"run: has no gradient",
         ),
         (half, dict(ckv_scale_arr=arr, kpe_scale=1.0), ValueError, r"ckv_scale_arr: .* wanted q_data_type=torch.bfloat"),
-        (same, dict(ckv_scale_arr=arr), ValueError, r"ckv_scale_arr: got Tensor, wanted None: the cache has no 8 bits"),
-        (same, dict(kpe_scale=1.0), ValueError, r"kpe_scale: got float, wanted None: the cache has no 8 bits"),
+        (same, dict(ckv_scale_arr=arr), ValueError, r"ckv_scale_arr: got Tensor, wanted None: the cache is not 8-bit"),
+        (same, dict(kpe_scale=1.0), ValueError, r"kpe_scale: got float, wanted None: the cache is not 8-bit"),
     ):  # fmt: skip
         out, lse = sentinels(given)
         with pytest.raises(error, match=message):

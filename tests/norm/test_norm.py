@@ -126,7 +126,7 @@ def test_permuted_dimensions(function, dtype, device):
     out.check()
     function(x, *given, out=x)
     torch.testing.assert_close(x, want, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="input: got strides that no three leading dimensions express"):
+    with pytest.raises(ValueError, match="input: got leading dimensions that do not merge into three"):
         function(filled((2, 3, 5, 4, 128), dtype, device, True).permute(3, 1, 0, 2, 4), *given)
 
 

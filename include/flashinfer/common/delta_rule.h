@@ -58,9 +58,9 @@ struct Sequence {
 
 FLASHINFER_HD Sequence sequence_of(const DeltaRuleInputs& in, int64_t n) {
   if (!in.cu_seqlens.data) return {n, 0, in.num_tokens};
-  const int64_t first = in.cu_seqlens[n], last = in.cu_seqlens[n + 1], most = in.num_tokens;
-  const int64_t begin = first < 0 ? 0 : first > most ? most : first;
-  return {0, begin, last < begin ? begin : last > most ? most : last};
+  const int64_t first = in.cu_seqlens[n], last = in.cu_seqlens[n + 1], limit = in.num_tokens;
+  const int64_t begin = first < 0 ? 0 : first > limit ? limit : first;
+  return {0, begin, last < begin ? begin : last > limit ? limit : last};
 }
 
 struct DeltaRuleParams {

@@ -53,8 +53,8 @@ struct GemmParams {
     if (begin < 0) begin = 0;
     if (begin > m) begin = m;
     if (m_counts.data) {
-      const int64_t most = m_indptr.data ? m - begin : each, count = m_counts[g];
-      end = begin + (count < 0 ? 0 : count < most ? count : most);
+      const int64_t limit = m_indptr.data ? m - begin : each, count = m_counts[g];
+      end = begin + (count < 0 ? 0 : count < limit ? count : limit);
     } else if (m_indptr.data) {
       end = m_indptr[g + 1];
       if (end > m) end = m;

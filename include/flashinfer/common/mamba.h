@@ -124,10 +124,10 @@ struct StateSequence {
 
   FLASHINFER_HD StateSequence(const StateUpdateParams& p, int64_t n) : batch(n), begin(0), end(p.num_tokens) {
     if (p.offsets.data) {
-      const int64_t first = p.offsets.at(n, 0), last = p.offsets.at(n + 1, 0), most = p.num_tokens;
+      const int64_t first = p.offsets.at(n, 0), last = p.offsets.at(n + 1, 0), limit = p.num_tokens;
       batch = 0;
-      begin = first < 0 ? 0 : first > most ? most : first;
-      end = last < begin ? begin : last > most ? most : last;
+      begin = first < 0 ? 0 : first > limit ? limit : first;
+      end = last < begin ? begin : last > limit ? limit : last;
     }
     const int64_t start = p.accepted.data ? p.accepted.at(n, 0) - 1 : 0;
     slot = p.slots.data ? p.slots.at(n, start < 0 ? 0 : start) : n;

@@ -42,13 +42,13 @@ class TokenRoute {
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
   void score() {
-    const float most = *std::max_element(logits_.begin(), logits_.end());
+    const float largest = *std::max_element(logits_.begin(), logits_.end());
     float total = 0;
     for (int e = 0; e < p_.experts; ++e) {
       const float logit = logits_[e];
       scores_[e] = logit;
       if (p_.is_sigmoid() || p_.method == RoutingMethod::kLlama4) scores_[e] = 1.0f / (1.0f + std::exp(-logit));
-      if (p_.is_softmax()) total += scores_[e] = logit == most ? 1.0f : std::exp(logit - most);
+      if (p_.is_softmax()) total += scores_[e] = logit == largest ? 1.0f : std::exp(logit - largest);
     }
     for (int e = 0; e < p_.experts; ++e) {
       if (p_.is_softmax()) scores_[e] /= total;
@@ -176,10 +176,10 @@ class ActivatedRow {
       const int64_t begin = block * kQuantBlock, end = std::min(p_.size, begin + kQuantBlock);
       float factor = p_.quant_scale ? *p_.quant_scale : 0;
       if (p_.block_scales) {
-        float most = 0;
+        float largest = 0;
         for (int64_t i = begin; i < end; ++i)
-          if (std::fabs(values_[i]) > most) most = std::fabs(values_[i]);  // false for NaN
-        const float scale = block_scale(most);
+          if (std::fabs(values_[i]) > largest) largest = std::fabs(values_[i]);  // false for NaN
+        const float scale = block_scale(largest);
         p_.block_scales[row * blocks + block] = scale;
         factor = 1.0f / scale;
       }

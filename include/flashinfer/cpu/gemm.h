@@ -1,8 +1,8 @@
 // Grouped GEMM on the CPU. A task has some rows of a group and some columns of its matrix, and packs them
 // itself.
 //
-// Sums of a task are float, in memory. k is processed in parts that fit the cache or share scales. Neither
-// depends on the rows, so a row has the same bits in any group.
+// A task accumulates in float, in memory. It processes k in parts that fit the cache and share scale factors. The parts
+// do not depend on the number of rows, so a row has the same bits in any group.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 namespace flashinfer::cpu {
 
 constexpr int64_t kTaskRows = 24 * kTileRows, kTaskColumns = 4 * kTileColumns, kDepthUnits = 256;
-constexpr int64_t kStreamedRows = 16;  // so few rows are multiplied while their columns are read
+constexpr int64_t kStreamedRows = 16;  // with so few rows, b is multiplied while it is read, without packing
 
 // Rows and columns of one group; `row` is an index of the output.
 struct GemmTask {
@@ -35,7 +35,7 @@ inline void with_type(DType dtype, const Body& body) {
   }
 }
 
-// Work memory of a thread.
+// Scratch memory of a thread.
 template <typename Unit>
 class GemmScratch {
  public:
@@ -62,10 +62,10 @@ class GemmScratch {
   // Call body(first, depth) for each part of k.
   template <typename Body>
   void for_parts(const Body& body) const {
-    const int64_t whole = p_.scale_depth ? p_.scale_depth : std::max<int64_t>(p_.k, 1);
-    const int64_t most = kDepthUnits * kUnitDepth<Unit>;
+    const int64_t scaled_depth = p_.scale_depth ? p_.scale_depth : std::max<int64_t>(p_.k, 1);
+    const int64_t max_depth = kDepthUnits * kUnitDepth<Unit>;
     for (int64_t k = 0, depth; k < p_.k; k += depth) {
-      depth = std::min({most, p_.k - k, whole - k % whole});
+      depth = std::min({max_depth, p_.k - k, scaled_depth - k % scaled_depth});
       body(k, depth);
     }
   }
@@ -232,7 +232,8 @@ void grouped_gemm_of(const GemmParams& p) {
 
 inline void grouped_gemm(const GemmParams& p) {
   const auto fits = [](DType dtype) { return dtype == DType::kBFloat16 || size_of(dtype) == 1; };
-  kHasPairs&& fits(p.a_dtype) && fits(p.b_dtype) ? grouped_gemm_of<Pair>(p) : grouped_gemm_of<float>(p);
+  const bool pairs = kHasPairs && fits(p.a_dtype) && fits(p.b_dtype);
+  pairs ? grouped_gemm_of<Pair>(p) : grouped_gemm_of<float>(p);
 }
 
 }  // namespace flashinfer::cpu

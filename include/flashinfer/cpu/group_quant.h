@@ -19,13 +19,13 @@ void group_quant(const GroupQuantParams& p) {
       for (int64_t group = 0; group < p.num_groups; ++group) {
         const T* in = static_cast<const T*>(p.input) + row * p.input_stride + group * n;
         Q* out = static_cast<Q*>(p.output) + row * p.output_stride + group * n;
-        vfloat most{};
+        vfloat max_abs{};
         for_lanes(n, [&](int64_t i, int count) {
           const vfloat magnitude = abs(load(in + i, count));
-          most = select(magnitude > most, magnitude, most);  // ignores NaN, as the maximum on CUDA does
+          max_abs = select(magnitude > max_abs, magnitude, max_abs);  // ignores NaN, as the maximum on CUDA does
         });
         float amax = 0;
-        for (int lane = 0; lane < kLanes; ++lane) amax = std::max(amax, most[lane]);
+        for (int lane = 0; lane < kLanes; ++lane) amax = std::max(amax, max_abs[lane]);
         const float scale = p.scale_of(amax);
         for_lanes(n,
                   [&](int64_t i, int count) { store_quantized(out + i, load(in + i, count) / splat(scale), count); });

@@ -16,8 +16,8 @@
 namespace flashinfer::cuda {
 
 inline int64_t gated_norm_backward_parts(int64_t num_rows, int64_t num_groups, int64_t, const Launch& where) {
-  const int64_t most = 4 * int64_t{device_info(where.device).num_sms} / (num_groups < 1 ? 1 : num_groups);
-  return num_rows < most ? num_rows : most < 1 ? 1 : most;
+  const int64_t limit = 4 * int64_t{device_info(where.device).num_sms} / (num_groups < 1 ? 1 : num_groups);
+  return num_rows < limit ? num_rows : limit < 1 ? 1 : limit;
 }
 
 // Parameters of Part for the group of this CTA. Groups have separate columns of the weight.

@@ -18,8 +18,8 @@ constexpr int kBackwardThreads = 256;
 constexpr int kMaxSumBytes = 46 * 1024;  // shared memory; longer rows are summed in global memory
 
 inline int64_t norm_backward_parts(int64_t num_rows, int64_t, const Launch& where) {
-  const int64_t most = 4 * int64_t{device_info(where.device).num_sms};
-  return num_rows < most ? num_rows : most;
+  const int64_t limit = 4 * int64_t{device_info(where.device).num_sms};
+  return num_rows < limit ? num_rows : limit;
 }
 
 // The rows of a CTA's part and its sums: kArrays * n, of which a thread accesses its own columns only.

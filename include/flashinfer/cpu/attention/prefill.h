@@ -1,7 +1,6 @@
-// Prefill on the CPU (FlashAttention-2, arXiv 2307.08691): a tile of queries meets blocks of keys. For each
-// block:
+// Prefill on the CPU (FlashAttention-2, arXiv 2307.08691). For a tile of queries and each block of keys:
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
-// A block is packed once per tile, and both products are bound by the processor's arithmetic.
+// A block is packed once per tile, so both products are bound by arithmetic.
 #pragma once
 
 #include <flashinfer/attention/config.h>
@@ -20,7 +19,7 @@ inline WorkLimits prefill_limits(int64_t rows, int32_t tile_rows) {
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
-// Memory of a worker: a tile's queries, S and O, and a block's keys and values.
+// Scratch memory of a worker: Q, S and O of a tile, K and V of a block.
 template <typename Types>
 struct PrefillScratch {
   static constexpr int kDQ = Types::HEAD_DIM_QK, kQ = Types::kQueryStride, kSums = Types::kSumStride;
@@ -46,7 +45,7 @@ struct PrefillScratch {
         state(memory, static_cast<int>(rows)) {}
 };
 
-// The computation of a tile with blocks of keys and values, independent of the packing.
+// Computation of a tile from packed blocks of keys and values.
 template <typename Variant, typename Types, typename Params>
 struct PrefillBlocks : Tile<Variant, Types, Params> {
   using Base = Tile<Variant, Types, Params>;

@@ -28,9 +28,9 @@ struct SoftmaxState {
 
 // Replaces logits [from, to) in base 2, whole vectors, by P.
 inline void softmax(float* logits, int from, int to, SoftmaxState::Row state) {
-  vfloat most = splat(-math::inf);
-  for (int i = from; i < to; i += kLanes) most = max(most, load(logits + i));
-  const float block = maximum_of(most), m = block > state.m ? block : state.m;
+  vfloat maxima = splat(-math::inf);
+  for (int i = from; i < to; i += kLanes) maxima = max(maxima, load(logits + i));
+  const float block = maximum_of(maxima), m = block > state.m ? block : state.m;
   const float reference = m == -math::inf ? 0.0f : m;  // before the first visible key, all of P is 0
   vfloat sums = {};
   for (int i = from; i < to; i += kLanes) {

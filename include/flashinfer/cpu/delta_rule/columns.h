@@ -17,7 +17,7 @@ namespace flashinfer::cpu {
 // Columns of V are independent. 32 of them with 128 rows take 16 KB, and stay in the L1 cache.
 constexpr int kDeltaColumns = 32;
 
-// Vectors of the state type: float, and double if q is double.
+// Vectors of the state type, which is double if q is double, otherwise float.
 template <typename S>
 struct StateLanes {
   using V = vfloat;
@@ -65,8 +65,7 @@ Columns<S> product(const Columns<S>& a, const Columns<S>& b) {
   return result;
 }
 
-// Adds the element sums of `count` rows to `sums`: S x for a matrix S of rows. `at(d)` returns the products
-// of row d in one vector.
+// Adds to sums[d] the sum over the lanes of at(d), for each of `count` rows. at(d) returns the products of row d.
 template <typename S, typename Row>
 void row_sums_into(int64_t count, S* sums, const Row& at) {
   int64_t d = 0;
@@ -154,15 +153,15 @@ template <typename S, typename T>
 void store_row_gradient(const DeltaRuleInputs& in, const T* raw, const S* y, S* grad, S* scratch, T* to) {
   if (in.l2norm) {
     load_row(raw, in.key_dim, scratch);
-    const S factor = l2_factor(scratch, in.key_dim), along = dot(y, grad, in.key_dim);
-    for (int64_t d = 0; d < in.key_dim; ++d) grad[d] = factor * (grad[d] - y[d] * along);
+    const S factor = l2_factor(scratch, in.key_dim), y_dot_grad = dot(y, grad, in.key_dim);
+    for (int64_t d = 0; d < in.key_dim; ++d) grad[d] = factor * (grad[d] - y[d] * y_dot_grad);
   }
   store_row(to, grad, in.key_dim);
 }
 
 // ---- states --------------------------------------------------------------------------------------
 
-// Calls body(null pointer of the state's type).
+// Calls body(pointer) with a null pointer, whose type is that of the state in memory.
 template <typename S, typename Body>
 void with_state_type(DType dtype, const Body& body) {
   if constexpr (std::is_same_v<S, double>) {
@@ -174,8 +173,8 @@ void with_state_type(DType dtype, const Body& body) {
   }
 }
 
-// Load and store columns [first, first + count) of head number `head` (of all slots). A null tensor is loaded
-// as zeros.
+// Load and store columns [first, first + count) of a head. `head` counts over all slots. A null tensor is loaded as
+// zeros.
 template <typename S>
 void load_state(const DeltaRuleInputs& in, const void* states, DType dtype, int64_t head, int64_t first, int64_t count,
                 Columns<S>* rows) {

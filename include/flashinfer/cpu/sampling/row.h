@@ -12,21 +12,21 @@
 
 namespace flashinfer::cpu {
 
-// Sum elements `kApart` apart; value(i) returns kLanes elements from i on.
+// Sum a chunk by halving, from elements i, i + kApart, and so on. value(i) returns kLanes elements from i on.
 template <int kApart, typename F>
-inline vfloat halved(const F& value, int i) {
+inline vfloat tree_sum(const F& value, int i) {
   if constexpr (kApart == kSumChunk) {
     return value(i);
   } else {
-    return halved<2 * kApart>(value, i) + halved<2 * kApart>(value, i + kApart);
+    return tree_sum<2 * kApart>(value, i) + tree_sum<2 * kApart>(value, i + kApart);
   }
 }
 
-// Combine lanes kLanes / 2 apart, then kLanes / 4, and so on.
+// Combine all lanes: first those kLanes / 2 apart, then kLanes / 4, and so on.
 template <typename F>
-inline float folded(vfloat value, const F& join) {
+inline float reduce_lanes(vfloat value, const F& combine) {
 #if defined(FLASHINFER_AVX512)
-  const auto swapped = [&](auto shuffle) { value = join(value, (vfloat)shuffle((__m512)value)); };
+  const auto swapped = [&](auto shuffle) { value = combine(value, (vfloat)shuffle((__m512)value)); };
   swapped([](__m512 x) { return _mm512_maskz_shuffle_f32x4(kAllLanes, x, x, 0x4e); });
   swapped([](__m512 x) { return _mm512_maskz_shuffle_f32x4(kAllLanes, x, x, 0xb1); });
   swapped([](__m512 x) { return _mm512_maskz_permute_ps(kAllLanes, x, 0x4e); });
@@ -35,23 +35,23 @@ inline float folded(vfloat value, const F& join) {
   for (int apart = kLanes / 2; apart > 0; apart /= 2) {
     vfloat other = value;
     for (int i = 0; i < apart; ++i) other[i] = value[i + apart];
-    value = join(value, other);
+    value = combine(value, other);
   }
 #endif
   return value[0];
 }
 
-inline float added(vfloat value) {
-  return folded(value, [](vfloat a, vfloat b) { return a + b; });
+inline float lane_sum(vfloat value) {
+  return reduce_lanes(value, [](vfloat a, vfloat b) { return a + b; });
 }
 
 template <typename F>
 inline float chunk_sum(const F& value) {
-  return added(halved<kLanes>(value, 0));
+  return lane_sum(tree_sum<kLanes>(value, 0));
 }
 
 inline float largest(vfloat value) {
-  return folded(value, [](vfloat a, vfloat b) { return max(b, a); });
+  return reduce_lanes(value, [](vfloat a, vfloat b) { return max(b, a); });
 }
 
 inline bool any(vint mask) {
@@ -97,7 +97,8 @@ struct Row {
   const float* chunk(int64_t c) const { return c < borrowed_chunks ? borrowed + c * kSumChunk : &x[c * kSumChunk]; }
 };
 
-// Sums of a row's chunks as integers. Invalid rows have a NaN, no mass, or a sum that no float holds.
+// Sum of a row: its chunk sums as integers. A row is invalid if it has a NaN, if all elements are 0, or if a chunk sum
+// is infinite.
 struct Mass {
   FixedPoint fixed{1, 1};
   uint64_t total = 0;
@@ -176,12 +177,12 @@ inline void for_chunks(const Source& from, float padding, const Body& body) {
 // Load raw elements without sums; maxima ignore NaN.
 inline void load_elements(Row& row, const Source& from) {
   row.resize(from.n);
-  const bool stays = from.dtype == DType::kFloat32;
-  if (stays) row.borrowed = static_cast<const float*>(from.data), row.borrowed_chunks = from.n / kSumChunk;
+  const bool borrows = from.dtype == DType::kFloat32;
+  if (borrows) row.borrowed = static_cast<const float*>(from.data), row.borrowed_chunks = from.n / kSumChunk;
   bool has_nan = false;
   for_chunks(from, -INFINITY, [&](int64_t c, const float* at) {
     vfloat maximum = splat(-INFINITY);
-    vint bits{};  // the largest, without signs
+    vint bits{};  // bits of the largest magnitude
     for (int i = 0; i < kSumChunk; i += kLanes) {
       const vfloat x = load(at + i);
       const vint positive = bit_cast<vint>(x) & INT32_MAX;
@@ -193,11 +194,11 @@ inline void load_elements(Row& row, const Source& from) {
   row.has_nan = has_nan;
 }
 
-// Load probabilities: negative ones count as 0, NaN stays. Without negative ones they stay in the caller's
-// memory.
+// Load probabilities. Negative ones count as 0, and NaN stays. If there is no negative one, the row borrows the
+// caller's memory.
 inline void load_probs(Row& row, const Source& from) {
   row.resize(from.n);
-  bool stays = from.dtype == DType::kFloat32;
+  bool borrows = from.dtype == DType::kFloat32;
   row.borrowed = static_cast<const float*>(from.data);
   for_chunks(from, 0.0f, [&](int64_t c, const float* at) {
     vfloat maximum{};
@@ -209,19 +210,19 @@ inline void load_probs(Row& row, const Source& from) {
       return x;
     });
     row.maxima[c] = largest(maximum);
-    if (stays && from.count(c) == kSumChunk && !any(signs < 0)) {
+    if (borrows && from.count(c) == kSumChunk && !any(signs < 0)) {
       ++row.borrowed_chunks;
       return;
     }
-    if (stays && from.count(c) == kSumChunk) {  // the first that is copied
+    if (borrows && from.count(c) == kSumChunk) {  // the first chunk that is copied
       for (int64_t before = 0; before < c; ++before) std::copy_n(row.chunk(before), kSumChunk, row.own_chunk(before));
-      row.borrowed_chunks = 0, stays = false;
+      row.borrowed_chunks = 0, borrows = false;
     }
     for (int i = 0; i < kSumChunk; i += kLanes) store(row.own_chunk(c) + i, max(splat(0), load(at + i)));
   });
 }
 
-// Sum the chunks only, for draws without a threshold.
+// Compute only the chunk sums, for draws without a threshold.
 inline void sum_probs(std::vector<float>& sums, const Source& from) {
   sums.resize(num_chunks(from.n));
   for_chunks(from, 0.0f, [&](int64_t c, const float* at) {
@@ -240,7 +241,7 @@ struct Exponential {
   }
 };
 
-// Load chunk c of a row to to(c), which has room for kSumChunk elements.
+// Write the exponentials of chunk c to to(c), which has room for kSumChunk elements, and their chunk sums.
 template <typename To>
 inline void exponentials(const Source& from, double temperature, std::vector<float>& sums, const To& to) {
   sums.resize(num_chunks(from.n));

@@ -45,7 +45,7 @@ inline Edge top_p_between(const Row& row, double target, double p, Floats& buffe
         count += append_within(to + count, x[k], low, high);
       }
     }
-    above += added(sums[0] + sums[1]);
+    above += lane_sum(sums[0] + sums[1]);
   }
   if (above >= target) return kNoEdge;
   const double between = measure<true>(buffer.data(), count, INFINITY, low).at_least;

@@ -12,13 +12,15 @@
 namespace flashinfer::cuda {
 
 template <typename S>
-using KeyOperand = std::conditional_t<S::kFp8Keys, RightRows8<typename S::DTypeQ, typename S::KV, S::kOperandRowBytes>,
-                                      SmemOperandB<S::kOperandRowBytes>>;
+using KeyOperand =
+    std::conditional_t<S::kFp8Keys, SmemOperandB8<typename S::DTypeQ, typename S::KV, S::kOperandRowBytes>,
+                       SmemOperandB<S::kOperandRowBytes>>;
 
 // output_pair() maps columns of the product's fragments to columns of the output.
 template <typename S>
-using ValueOperand = std::conditional_t<S::kFp8, SummedRows8<typename S::DTypeQ, typename S::KV, S::kVRowBytes>,
-                                        SmemOperandBTransposed<S::kVRowBytes>>;
+using ValueOperand =
+    std::conditional_t<S::kFp8, SmemOperandBTransposed8<typename S::DTypeQ, typename S::KV, S::kVRowBytes>,
+                       SmemOperandBTransposed<S::kVRowBytes>>;
 
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void transform_keys(uint32_t (&b)[2][2], const P& params, const Variant& variant) {

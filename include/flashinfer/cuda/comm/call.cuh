@@ -1,5 +1,5 @@
-// A call of a kernel in a group: parts of tensors, headers, the words of all ranks, and the launch. The protocol is
-// that of common/allreduce.h.
+// Parts of tensors, headers, exchange of words and launch of the kernels of a group. common/allreduce.h describes the
+// protocol.
 //
 // A CTA never waits for another CTA of its own rank, except in its cluster, and all CTAs are resident, so ranks may
 // have different grids.
@@ -25,12 +25,12 @@ constexpr int kPartElements = kPartBytes / sizeof(T);
 template <typename T>
 using Part = Vec<T, kPartElements<T>>;
 
-// Parameters of the kernel, with the addresses of slot 0 that it would otherwise compute in each thread.
+// Parameters of the kernel, and the addresses of slot 0, so threads need not compute them.
 struct KernelParams : AllReduceParams {
   uint8_t* send[kMaxRanks];     // by distance: this rank's area of the inbox of rank (rank + distance) % ranks
   uint8_t* receive[kMaxRanks];  // by rank: its area of this rank's inbox
   uint32_t slot_parts;          // from slot 0 to slot 1
-  uint32_t row_parts;           // of a row with the norm, else of all rows as one
+  uint32_t row_parts;           // parts of a row with the norm, otherwise of all rows concatenated
   uint32_t pieces;
 };
 
@@ -72,13 +72,13 @@ __device__ __forceinline__ Part<T> part_of(const uint4& words) {
   return part;
 }
 
-// Empties the header of the next call and sends that of this one. All threads call it.
+// Clears the header of the next call and sends the header of this call. All threads call it.
 __device__ __forceinline__ void send_headers(const KernelParams& p, int ranks, uint32_t epoch, bool sends) {
   const int rank = p.group.rank;
   const bool has_header = blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends;
   if (has_header) {
     ptx::store_relaxed_sys(header_of(p.group, rank, threadIdx.x, epoch + 1), empty_words());
-    ptx::fence_sys();  // in these threads only: in all, fences took 2.7 us (two H100)
+    ptx::fence_sys();  // only in these threads: fences in all threads took 2.7 us (two H100)
     ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
   }
 }
@@ -91,7 +91,7 @@ __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offse
   for (int distance = 1; distance < ranks; ++distance) ptx::store_relaxed_sys(p.send[distance] + offset, words);
 }
 
-// Takes the words of all ranks in their order, and calls use(rank, words). `own` are those of this rank.
+// Waits for the words of all ranks, in the order of ranks, and calls use(rank, words). `own` has those of this rank.
 template <int kRanks, typename Use>
 __device__ __forceinline__ void take_all(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
                                          Failure& failure, const Use& use) {
@@ -130,7 +130,7 @@ __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t o
 // Compares the calls of all ranks, reports an error and counts the call. All threads of a CTA call it.
 __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint32_t epoch, Failure failure) {
   const int rank = p.group.rank;
-  // Every call advances all words, so a later call finds them equal whatever its grid is. The load overlaps those of
+  // Each call advances the epoch words of all CTAs, so calls may have different grids. This load overlaps the loads of
   // headers.
   volatile uint32_t* words = p.group.state->epoch;
   const uint32_t now = threadIdx.x == 0 ? words[blockIdx.x] : epoch;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint3
   __syncwarp();
 }
 
-// Returns the clusters of a kernel that a device holds at one time. The device must be current.
+// Returns the number of clusters of a kernel that are resident at one time. The device must be current.
 template <auto kFunction>
 int resident_clusters(int device, int threads, int cluster) {
   static DeviceTable<std::atomic<int>[4 * (kCommThreads / 32)]> found;
@@ -192,7 +192,7 @@ inline KernelParams with_addresses(const AllReduceParams& p) {
   return result;
 }
 
-// Cuts all rows as one into pieces of kPieceThreads parts.
+// Divides all rows, concatenated, into pieces of kPieceThreads parts.
 template <typename T>
 void set_flat_pieces(KernelParams& p) {
   p.row_parts = static_cast<uint32_t>((p.rows * p.hidden + kPartElements<T> - 1) / kPartElements<T>);

@@ -1,4 +1,4 @@
-// Words of an inbox on CUDA: four are stored and polled at a time. The protocol is that of common/allreduce.h.
+// Words of an inbox on CUDA. A thread stores and polls four at a time. common/allreduce.h describes the protocol.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kSpinsPerCheck = 256;  // polls between two looks at the clock
+constexpr int kSpinsPerCheck = 256;  // polls between two checks of errors and of the clock
 
 __device__ __forceinline__ uint4 empty_words() { return make_uint4(kEmpty, kEmpty, kEmpty, kEmpty); }
 
@@ -25,11 +25,11 @@ __device__ __forceinline__ uint4 words_of(const CallHeader& h) {
 }
 __device__ __forceinline__ CallHeader header_in(const uint4& v) { return {v.x, v.y, v.z, v.w}; }
 
-// State of a thread's waits: 0, kFailedBefore, or the error that this thread found first and must report.
+// State of the waits of a thread: 0, kFailedBefore, or an error that this thread was the first to find and must report.
 using Failure = uint32_t;
 constexpr Failure kFailedBefore = 1u << 31;
 
-// Returns the number of this call, loaded past the L1: other SMs wrote it at the end of the call before.
+// Returns the number of this call. The load bypasses the L1 cache, because other SMs wrote it in the previous call.
 __device__ __forceinline__ uint32_t call_number(const AllReduceParams& p) {
   return ptx::load_relaxed_sys(&p.group.state->epoch[blockIdx.x]);
 }
@@ -44,15 +44,15 @@ __device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError erro
   return is_first ? static_cast<uint32_t>(error) << 8 | rank : kFailedBefore;
 }
 
-// Writes the error that this thread found to the host's memory. Called once, at the end: in each wait, this code
-// would be repeated for each rank.
+// Writes the error that this thread found to the host's memory. Called once, at the end: in the waits, the code would
+// be inlined once per rank.
 __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure failure, uint32_t epoch) {
   if (failure == 0 || failure == kFailedBefore) return;
   int rank = failure & 0xff;
   CallHeader theirs{};
-  if (rank != p.group.rank) {  // a group of one has no inbox
+  if (rank != p.group.rank) {  // a group of one rank has no inbox
     const auto header = [&](int of) { return ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, of, epoch)); };
-    // In two shots the awaited rank may itself wait for another.
+    // With two shots, the rank that is late may itself wait for another rank.
     if (failure >> 8 == static_cast<uint32_t>(CommError::kLate) && has_arrived(header(rank)))
       for (int other = p.group.ranks - 1; other >= 0; --other)
         if (other != p.group.rank && !has_arrived(header(other))) rank = other;
@@ -66,8 +66,8 @@ __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure
   ptx::store_relaxed_sys(&p.group.report->error, failure >> 8);
 }
 
-// Returns true if the host aborts. Of all threads that wait, one reads the host's memory in 65 us. When each warp did,
-// at 0.5 us for each, ranks were late for each other in every call (two H100: 1 ms for a sum of 1 MiB).
+// Returns true if the host aborts. Only one of all waiting threads reads the host's memory in each period of 65 us. A
+// read takes 0.5 us. When each warp read it, a sum of 1 MiB took 1 ms (two H100).
 __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t time) {
   uint32_t* looked = &p.group.state->looked;
   return *reinterpret_cast<volatile uint32_t*>(looked) != time && atomicExch(looked, time) != time &&
@@ -75,8 +75,9 @@ __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t ti
 }
 
 // Returns a failure if a wait for `sender` must end: another wait has failed, the sender makes another call, the host
-// aborts, or the time is over. The first look sets `began`, in units of 65 us: 64 bits would be one register too many.
-__device__ __forceinline__ Failure look_around(const AllReduceParams& p, int sender, uint32_t epoch, uint32_t& began) {
+// aborts, or the timeout has passed. The first check sets `began`, in units of 65 us: a 64-bit time would spill a
+// register.
+__device__ __forceinline__ Failure check_wait(const AllReduceParams& p, int sender, uint32_t epoch, uint32_t& began) {
   if (const Failure before = earlier_failure(p)) return before;
   const uint4 theirs = ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, sender, epoch));
   if (has_arrived(theirs) && !is_same(header_in(theirs), header_of(p, epoch)))
@@ -87,8 +88,9 @@ __device__ __forceinline__ Failure look_around(const AllReduceParams& p, int sen
   return time - began > p.group.timeout_ns >> 16 ? fail(p, CommError::kLate, sender) : 0;
 }
 
-// Polls four words of `sender` until all are data. Returns empty words, which are NaN, after a failure: later calls of
-// this thread do not wait. `words` were loaded from there. Inlined: around a call, kernels had to spill registers.
+// Polls four words of `sender` at `from` until all are data. `words` is the result of the first load. After a failure,
+// returns empty words, which are NaN, and later waits of this thread return at once. It is inlined, because kernels
+// spilled registers around a call.
 __device__ __forceinline__ uint4 wait_for(const AllReduceParams& p, uint4 words, const uint8_t* from, int sender,
                                           uint32_t epoch, Failure& failure) {
   if (failure == 0 && !has_arrived(words)) {
@@ -96,7 +98,7 @@ __device__ __forceinline__ uint4 wait_for(const AllReduceParams& p, uint4 words,
     for (int spin = 1; failure == 0; ++spin) {
       words = ptx::load4_relaxed_sys(from);
       if (has_arrived(words)) break;
-      if (spin % kSpinsPerCheck == 0) failure = look_around(p, sender, epoch, began);
+      if (spin % kSpinsPerCheck == 0) failure = check_wait(p, sender, epoch, began);
     }
   }
   return failure == 0 ? words : empty_words();

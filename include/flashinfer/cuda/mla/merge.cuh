@@ -111,9 +111,9 @@ template <typename T>
 __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     mla_merge_halves_kernel(const __grid_constant__ MlaParams params) {
   uint32_t number = blockIdx.x * kMlaMergeWarps + threadIdx.x / 32;
-  const auto most = static_cast<uint32_t>(params.max_merges) * params.slot_rows * 2;
+  const auto max_halves = static_cast<uint32_t>(params.max_merges) * params.slot_rows * 2;
   MergeItem item = params.merge(
-      MergeRow::merge_of(params, number < most ? number / 2 : 0));  // before the wait, as in mla_merge_kernel
+      MergeRow::merge_of(params, number < max_halves ? number / 2 : 0));  // before the wait, as in mla_merge_kernel
   const auto halves = static_cast<uint32_t>(params.num_merges()) * params.slot_rows * 2;
   wait_for_inputs();
   launch_dependents();

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
     for (int64_t row = blockIdx.x; row < count; row += gridDim.x) {
       const int expert = p.indptr ? p.expert(row) : 0;
       const GateParameters numbers(p, expert);
-      float values[kQuantLanes] = {}, most = 0.f;
+      float values[kQuantLanes] = {}, max_abs = 0.f;
 #pragma unroll
       for (int i = 0; i < kQuantLanes; i += kN) {
         if (first + i >= p.size) continue;
@@ -95,12 +95,12 @@ __global__ void __launch_bounds__(kMoeThreads) quantize_rows_kernel(const Activa
 #pragma unroll
         for (int j = 0; j < kN; ++j) {
           values[i + j] = some[j];
-          most = fmaxf(most, fabsf(some[j]));
+          max_abs = fmaxf(max_abs, fabsf(some[j]));
         }
       }
       // Bits of nonnegative floats have the order of the floats.
-      most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
-      const float scale = block_scale(most);
+      max_abs = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(max_abs)));
+      const float scale = block_scale(max_abs);
       if (threadIdx.x % 32 == 0) p.block_scales[row * blocks + block] = scale;
       const float factor = 1.f / scale;
       auto* out = static_cast<uint8_t*>(p.output) + row * p.size + first;

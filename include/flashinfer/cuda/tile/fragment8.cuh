@@ -1,5 +1,5 @@
-// Right operands of 8-bit elements in smem, widened to the 16-bit type of the left operand. A 16-byte chunk
-// has twice as many elements as ldmatrix assumes, which changes the order of a lane's elements.
+// Operand B with 8-bit elements in smem, widened to the 16-bit type of operand A. A 16-byte chunk has twice as many
+// elements as ldmatrix assumes, which changes the order of a lane's elements.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace flashinfer::cuda {
 
-// Returns the position of element d of a left operand for RightRows8, which has four adjacent elements
-// instead of SmemOperandB' two and two.
+// Returns the position of element d of operand A for SmemOperandB8. A lane has four adjacent elements of a row, instead
+// of two pairs as in SmemOperandB.
 __device__ __forceinline__ int position_in_8(int d) { return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2; }
 
-// A right operand whose rows are columns of the result.
+// Operand B, K-major: a row of smem is a column n of the result.
 template <typename T, typename From, int kBytes>
-struct RightRows8 {
+struct SmemOperandB8 {
   static_assert(sizeof(From) == 1, "elements have eight bits");
   using Rows = Swizzle<kBytes>;
   uint32_t at;
 
-  __device__ __forceinline__ RightRows8(uint32_t start, int first_row)
+  __device__ __forceinline__ SmemOperandB8(uint32_t start, int first_row)
       : at(Rows::row(start, first_row + threadIdx.x % 16)) {}
   // Loads rows 16 pair + 8 i to + 7 to b[i]: elements 16 step + {0, 1, 2, 3} + 4 (lane % 4) of row lane / 4.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step) const {
@@ -33,14 +33,14 @@ struct RightRows8 {
   }
 };
 
-// A right operand whose rows are summed over.
+// Operand B, N-major: a row of smem is an index k.
 template <typename T, typename From, int kBytes>
-struct SummedRows8 {
+struct SmemOperandBTransposed8 {
   static_assert(sizeof(From) == 1, "elements have eight bits");
   using Rows = Swizzle<kBytes>;
   uint32_t at;
 
-  __device__ __forceinline__ SummedRows8(uint32_t start, int first_row)
+  __device__ __forceinline__ SmemOperandBTransposed8(uint32_t start, int first_row)
       : at(Rows::row(start, first_row + threadIdx.x % 16)) {}
   // Loads columns 16 pair to 16 pair + 15 of the result: the even ones to b[0], the odd ones to b[1].
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int pair) const {

@@ -68,9 +68,9 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
 // Returns the number of stages that fit, at most two. Sets the kernel's carveout.
 template <typename S>
 int find_backward_stages(int device) {
-  const int most = device_info(device).shared_bytes;
-  const int stages = kTwoStages<S> || S::shared_bytes(2) <= most ? 2 : 1;
-  if (S::shared_bytes(stages) > most) return 0;
+  const int limit = device_info(device).shared_bytes;
+  const int stages = kTwoStages<S> || S::shared_bytes(2) <= limit ? 2 : 1;
+  if (S::shared_bytes(stages) > limit) return 0;
   Kernel<prefill_backward_kernel<S>>::prefer_shared_memory();
   return stages;
 }

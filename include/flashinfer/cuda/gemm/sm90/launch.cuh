@@ -103,8 +103,8 @@ bool launch_shape(const GemmParams& p, const Launch& where) {
                               same && !p.row_scale && p.n % 8 == 0 && is_aligned(p.out, 16) && stride * bytes % 16 == 0,
                               p.gate};
   // The device knows the sizes of the groups. Each group has at most one tile more than its rows fill.
-  const int64_t most = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
-  Kernel<gemm_kernel<S>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(clusters, most) * S::kCluster)),
+  const int64_t max_tiles = (p.m / settings.tokens + std::min(p.num_groups, p.m)) * strips;
+  Kernel<gemm_kernel<S>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(clusters, max_tiles) * S::kCluster)),
                                  dim3(kGemmThreads), S::kSharedBytes, S::kCluster, where, p,
                                  tensor_maps<S>(p, settings), settings);
   return true;
