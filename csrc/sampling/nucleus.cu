@@ -30,11 +30,11 @@ __device__ inline __noinline__ void draw_nucleus(const SampleParams& p, int64_t 
 template <typename T>
 __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_kernel(const __grid_constant__ SampleParams p) {
   for_nucleus<T>(p.input, p.num_outputs, p.vocab_size,
-                  [&](NucleusRow& x, int64_t row, const T* elements, const T* next) {
-                    Totals totals{{1, 1}, 0, false};
-                    const float t = x.filter<false>(elements, next, p.top_p.get_real(row, row), totals);
-                    draw_nucleus(p, row, totals, t);
-                  });
+                 [&](NucleusRow& x, int64_t row, const T* elements, const T* next) {
+                   Totals totals{{1, 1}, 0, false};
+                   const float t = x.filter<false>(elements, next, p.top_p.get_real(row, row), totals);
+                   draw_nucleus(p, row, totals, t);
+                 });
 }
 
 template <typename T>

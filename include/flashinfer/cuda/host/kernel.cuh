@@ -37,11 +37,12 @@ struct Kernel {
       cudaFuncAttributes attributes{};
       check(cudaFuncGetAttributes(&attributes, kFunction), "cudaFuncGetAttributes");
       const auto static_bytes = static_cast<int64_t>(attributes.sharedSizeBytes);
-      const int64_t max_dynamic_bytes = device_info(device).shared_bytes - static_bytes, free = kFreeSharedBytes - static_bytes;
+      const int64_t max_dynamic_bytes = device_info(device).shared_bytes - static_bytes,
+                    free = kFreeSharedBytes - static_bytes;
       if (dynamic_bytes > max_dynamic_bytes)
         throw std::runtime_error("kernel launch: got " + std::to_string(dynamic_bytes) +
-                                 " bytes of dynamic shared memory, wanted at most " + std::to_string(max_dynamic_bytes) +
-                                 " on this GPU");
+                                 " bytes of dynamic shared memory, wanted at most " +
+                                 std::to_string(max_dynamic_bytes) + " on this GPU");
       if (dynamic_bytes > free)
         check(cudaFuncSetAttribute(kFunction, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    static_cast<int>(dynamic_bytes)),

@@ -179,7 +179,7 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
   template <int kColumns>
   __device__ __forceinline__ static float (&flat(Accumulator<16, kColumns>& sums))
       [kColumns / 2] { return reinterpret_cast<float (&)[kColumns / 2]>(sums.tile); }
-  // Returns the descriptor of DeltaBlocks whose rows are k. Bits [0, 14) address, [16, 30) bytes between
+  // Returns the descriptor of a DeltaBlock16 whose rows are k. Bits [0, 14) address, [16, 30) bytes between
   // groups of eight rows, [32, 46) bytes between groups of eight columns, each divided by 16.
   __device__ __forceinline__ static uint64_t blocks(uint32_t address) {
     return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;
