@@ -23,25 +23,35 @@ namespace flashinfer::cuda {
 
 constexpr int kMaxCluster = 8;
 
-// Returns the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0. `partial`
-// has two rows of 16: two calls in succession use different ones, so a CTA that is ahead overwrites nothing that is
-// still read.
+// Partial results of all warps of a cluster. A word has the number of its reduction in the upper half and a float in
+// the lower one. Two rows suffice: a warp stores a word of reduction k + 2 after it has those of k + 1 of all warps,
+// and each of these has read its words of reduction k.
+struct ClusterWords {
+  uint64_t at[2][kMaxCluster * kCommThreads / 32];
+};
+
+// Returns the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0. Each warp
+// stores its result in all CTAs, and polls the words of its own CTA. A barrier of the cluster would first wait for the
+// CTA's stores of rows to global memory, and then need a remote load. `number` counts the reductions from 0.
 template <bool kSum>
-__device__ __forceinline__ float cluster_reduce(float value, float (*partial)[16], int& turn) {
+__device__ __forceinline__ float cluster_reduce(float value, ClusterWords& words, uint32_t& number) {
   const auto over_lanes = [](float x) { return kSum ? lanes_sum<32>(x) : lanes_max<32>(x); };
-  const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
-  float* own = partial[turn];
-  turn ^= 1;
+  const int warps = blockDim.x / 32, lane = threadIdx.x % 32, ctas = ptx::cluster_size();
+  uint64_t* row = words.at[number % 2];
+  ++number;
   value = over_lanes(value);
-  if (lane == 0) own[threadIdx.x / 32] = value;
-  __syncwarp();
-  ptx::cluster_sync();
-  const int all = warps * ptx::cluster_size();
+  if (lane < ctas)
+    ptx::store_word_of_rank(ptx::of_rank(row + ptx::cluster_rank() * warps + threadIdx.x / 32, lane),
+                            uint64_t{number} << 32 | __float_as_uint(value));
   value = 0;
-  for (int i = lane; i < all; i += 32) {
-    const float other = __uint_as_float(ptx::load_of_rank(ptx::of_rank(own + i % warps, i / warps)));
+  for (int i = lane; i < warps * ctas; i += 32) {
+    uint64_t word;
+    do word = ptx::load_word(row + i);
+    while (word >> 32 != number);
+    const float other = __uint_as_float(static_cast<uint32_t>(word));
     value = kSum ? value + other : fmaxf(value, other);
   }
+  __syncwarp();
   return over_lanes(value);
 }
 
@@ -76,7 +86,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   constexpr int kN = kPartElements<T>;
   // Registers hold the next piece, and what the norm reads before the wait. With kRanks == 0 they would not suffice.
   constexpr bool kAhead = kVecs == 1 && kRanks != 0;
-  __shared__ float partial[2][16];
+  __shared__ ClusterWords words;
   const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
   const uint32_t cluster = kNorm ? ptx::cluster_size() : 1;
   const int64_t row_elements = kNorm ? p.hidden : p.rows * p.hidden;
@@ -87,6 +97,9 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     return Place{row, in_row, row * p.row_parts + in_row};
   };
   if constexpr (kNorm) {
+    for (int k = threadIdx.x; k < 2 * kMaxCluster * kCommThreads / 32; k += blockDim.x) words.at[0][k] = 0;
+    __syncwarp();
+    ptx::cluster_arrive();
     const Place at = place_of(0, 0);
     if (at.in_row < p.row_parts) ptx::prefetch_l2(static_cast<const T*>(p.weight) + at.in_row * kN);
   }
@@ -143,9 +156,12 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
 
   const uint32_t step = gridDim.x / cluster;
   uint4 own[kVecs], next[kVecs];
-  int turn = 0;
-  uint32_t piece = blockIdx.x / cluster;
+  uint32_t number = 0, piece = blockIdx.x / cluster;
   if (piece < p.pieces) push(piece, own);
+  if constexpr (kNorm) {
+    __syncwarp();
+    ptx::cluster_wait();  // all CTAs run, and have no words
+  }
   for (; piece < p.pieces; piece += step) {
     const bool more = piece + step < p.pieces;
     if (kAhead && more) push(piece + step, next);  // one ahead: two or four were slower (two H100)
@@ -180,7 +196,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     if constexpr (kNorm) {
       if constexpr (kAhead) load_weight(0);  // its latency hides in the sum's
       const ScaleOf<T> scale =
-          inverse_root<T>(cluster_reduce<true>(squares, partial, turn), p.hidden, Scalar{p.eps, nullptr});
+          inverse_root<T>(cluster_reduce<true>(squares, words, number), p.hidden, Scalar{p.eps, nullptr});
       float maximum[kVecs] = {};
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
@@ -204,7 +220,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
           float largest = maximum[0];
 #pragma unroll
           for (int i = 1; i < kVecs; ++i) largest = fmaxf(largest, maximum[i]);
-          divisor = token_scale(cluster_reduce<false>(largest, partial, turn));
+          divisor = token_scale(cluster_reduce<false>(largest, words, number));
           if (threadIdx.x == 0 && ptx::cluster_rank() == 0) static_cast<float*>(p.scale_out)[piece] = divisor;
         }
 #pragma unroll
@@ -226,8 +242,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     }
   }
 
-  end_call(p, ranks, epoch, failure);
-  if (kNorm && cluster > 1) ptx::cluster_sync();  // a CTA's shared memory must outlive its readers
+  end_call(p, ranks, epoch, failure);  // each warp has all words of its CTA: no CTA writes its shared memory any more
 }
 
 template <typename T, int kRanks, bool kAligned, bool kTwoShots>

@@ -46,6 +46,8 @@ __device__ __forceinline__ void cluster_arrive() {
 __device__ __forceinline__ void cluster_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
 #endif
 }
 
@@ -109,6 +111,26 @@ __device__ __forceinline__ uint4 load4_of_rank(uint32_t at) {
                : "r"(at)
                : "memory");
   return value;
+}
+
+// Stores a word whose value tells its reader that it has arrived. It orders nothing else.
+__device__ __forceinline__ void store_word_of_rank(uint32_t at, uint64_t word) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(at), "l"(word) : "memory");
+#else
+  asm volatile("st.volatile.shared.u64 [%0], %1;" ::"r"(at), "l"(word) : "memory");
+#endif
+}
+// Loads a word of this CTA that another one may store.
+__device__ __forceinline__ uint64_t load_word(const uint64_t* from) {
+  uint64_t word;
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(from));
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];" : "=l"(word) : "r"(at) : "memory");
+#else
+  asm volatile("ld.volatile.shared.u64 %0, [%1];" : "=l"(word) : "r"(at) : "memory");
+#endif
+  return word;
 }
 
 #undef FLASHINFER_CLUSTER_SPACE
