@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -345,3 +348,36 @@ def test_refused_arguments_of_shared_buffers(device):
         ),
     )
     assert {str(one) for one in made} == {"create_shared_buffer: size_in_bytes: got 0, wanted a positive number"}
+
+
+def test_the_runtime_by_ctypes(device, tmp_path):
+    """Memory that torch reads, the handle of another process, and CUDA's text of an error."""
+    homes = (os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    files = [file for home in homes if home for file in sorted(Path(home, "lib64").glob("libcudart.so*"))]
+    if device == "cpu" and not files:
+        pytest.skip("needs a CUDA runtime")
+    runtime = cuda_ipc.CudaRTLibrary(None if device == "cuda" else str(files[0]))
+    assert runtime.cudaGetErrorString(2) == "out of memory"
+    runtime.CUDART_CHECK(0)
+    with pytest.raises(RuntimeError, match="^CUDART error: invalid argument$"):
+        runtime.CUDART_CHECK(1)
+    with pytest.raises(OSError):
+        cuda_ipc.CudaRTLibrary(str(tmp_path / "none.so"))
+    if device == "cpu":
+        if not torch.cuda.is_available():
+            with pytest.raises(RuntimeError, match="^CUDART error: "):
+                runtime.cudaMalloc(16)
+        return
+    runtime.cudaSetDevice(torch.cuda.current_device())
+    memory, got = runtime.cudaMalloc(64), torch.full((64,), 3, dtype=torch.uint8, device=device)
+    runtime.cudaMemset(memory, 0x5A, 64)
+    runtime.cudaMemcpy(ctypes.c_void_p(got.data_ptr()), memory, 64)
+    runtime.cudaDeviceSynchronize()
+    assert (got == 0x5A).all() and any(runtime.cudaIpcGetMemHandle(memory).internal)
+    runtime.cudaFree(memory)
+
+
+def test_no_runtime_is_loaded(monkeypatch):
+    monkeypatch.setattr(cuda_ipc, "_loaded_runtime", lambda: None)
+    with pytest.raises(ValueError, match="CudaRTLibrary: so_file: got none, and no libcudart is loaded, wanted a path"):
+        cuda_ipc.CudaRTLibrary()
