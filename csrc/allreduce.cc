@@ -1,4 +1,6 @@
 // Operators of the allreduce family.
+#include "allreduce/group.h"
+#include "allreduce/moe_alltoall.h"
 #include "binding/binding.h"
 #include "binding/quant_scale.h"
 
@@ -6,35 +8,6 @@
 
 namespace flashinfer::binding {
 namespace {
-
-// Positions in a workspace's table. flashinfer/comm/workspace.py writes it.
-enum TableEntry : int64_t { kState, kReport, kRank, kRanks, kMultiprocessors, kSlotBytes, kTimeout, kInboxes };
-
-void check_alive(const Check& check, const CommGroup& group) {
-  if (__atomic_load_n(&group.report->error, __ATOMIC_ACQUIRE) != 0 ||
-      __atomic_load_n(&group.report->abort, __ATOMIC_RELAXED) != 0)
-    check.fail("workspace", "has failed, see its check(); wanted a new one", "GroupError");
-}
-
-CommGroup group_of(const Check& check, const View& table) {
-  if (table.device_type != aoti_torch_device_type_cpu()) check.fail(table, "got a tensor of a device");
-  check.dtype(table, {DType::kInt64});
-  check.shape(table, {kInboxes + kMaxRanks});
-  check.contiguous(table);
-  const auto* at = static_cast<const int64_t*>(table.data);
-  if (at[kState] == 0) check.fail("workspace", "got one after destroy(), wanted a new one");
-  CommGroup group{.state = reinterpret_cast<CommState*>(at[kState]),
-                  .report = reinterpret_cast<CommReport*>(at[kReport]),
-                  .rank = static_cast<int>(at[kRank]),
-                  .ranks = static_cast<int>(at[kRanks]),
-                  .num_sms = static_cast<int>(at[kMultiprocessors]),
-                  .slot_bytes = at[kSlotBytes],
-                  .timeout_ns = static_cast<uint64_t>(at[kTimeout]),
-                  .inbox = {}};
-  for (int rank = 0; rank < kMaxRanks; ++rank) group.inbox[rank] = reinterpret_cast<uint8_t*>(at[kInboxes + rank]);
-  check_alive(check, group);
-  return group;
-}
 
 // Checks the tensors of a quantised norm, and puts them into the parameters.
 void take_quant(const Check& check, AllReduceParams& p, const View& x, NormQuant quant,
@@ -214,6 +187,8 @@ FLASHINFER_LIBRARY(m) {
   m.impl("allreduce", box<binding::allreduce>);
   m.impl("reduce_scatter", box<binding::reduce_scatter>);
   m.impl("all_gather", box<binding::all_gather>);
+  m.impl("moe_dispatch", box<binding::moe_dispatch>);
+  m.impl("moe_combine", box<binding::moe_combine>);
 }
 
 }  // namespace

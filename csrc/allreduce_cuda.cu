@@ -1,10 +1,10 @@
-// All-reduce, reduce-scatter and all-gather between GPUs for the element types of this module, and the memory that its
-// ranks share.
+// Collectives between GPUs for the element types of this module, and the memory that its ranks share.
 #include <cstdio>
 #include <cstring>
 
 #include <flashinfer/cuda/host/shared_memory.h>
 #include <flashinfer/cuda/comm/allreduce.cuh>
+#include <flashinfer/cuda/comm/moe_alltoall_kernel.cuh>
 
 #include "allreduce_config.h"
 
@@ -22,8 +22,16 @@ void all_gather(const AllReduceParams& params, const Launch& where) {
   DISPATCH_dtype(params.dtype, T, cuda::all_gather<T>(params, where))
 }
 
+void moe_dispatch(const MoeDispatchParams& params, const Launch& where) { cuda::moe_dispatch(params, where); }
+
+void moe_combine(const MoeCombineParams& params, const Launch& where) {
+  DISPATCH_dtype(params.call.dtype, T, cuda::moe_combine<T>(params, where))
+}
+
 static void load_kernels(int ranks) {
-  for (const auto& row : kDtype) DISPATCH_dtype(std::get<0>(row), T, cuda::load_kernels<T>(ranks))
+  cuda::load_moe_kernels();
+  for (const auto& row : kDtype)
+    DISPATCH_dtype(std::get<0>(row), T, (cuda::load_kernels<T>(ranks), cuda::load_moe_sums<T>()))
 }
 
 }  // namespace flashinfer

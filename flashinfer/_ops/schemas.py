@@ -81,6 +81,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer.comm.allreduce": (
         "flashinfer::allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out, Tensor(c!)? norm_out, Tensor(d!)? quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant, float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, int shots, bool? enable_pdl) -> ()",
     ),
+    "flashinfer.comm.alltoall": (
+        "flashinfer::moe_dispatch(Tensor experts, Tensor payload0, Tensor? payload1, Tensor? payload2, Tensor? payload3, Tensor? payload4, Tensor? payload5, Tensor(a!) targets, Tensor(b!) order, Tensor table, int most, int num_experts, int ids, int invalid_id, bool? enable_pdl) -> ()",
+        "flashinfer::moe_combine(Tensor payload, Tensor(a!) out, Tensor targets, Tensor(b!) order, Tensor table, bool? enable_pdl) -> ()",
+    ),
     "flashinfer.comm.shares": (
         "flashinfer::reduce_scatter(Tensor input, Tensor(a!) output, Tensor(b!) order, Tensor table, bool? enable_pdl) -> ()",
         "flashinfer::all_gather(Tensor input, Tensor(a!) output, Tensor(b!) order, Tensor table, bool? enable_pdl) -> ()",

@@ -40,7 +40,8 @@ HEADER_BYTES = SLOTS * MAX_RANKS * 16
 ERROR, RANK, CALL, THEIRS, OURS, ABORT = 0, 1, 2, 3, 7, 11
 REPORT_WORDS = 12
 LATE, MISMATCH, ABORTED, CONCURRENT = 1, 2, 3, 4  # CommError
-OPERATIONS = ("allreduce_fusion", "reduce_scatter", "all_gather")  # by Collective
+# By Collective.
+OPERATIONS = ("allreduce_fusion", "reduce_scatter", "all_gather", "MoeAlltoAll.dispatch", "MoeAlltoAll.combine")
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -234,7 +235,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         code, rank, call = words[ERROR], words[RANK], words[CALL]
         if code == 0 and words[ABORT] == 0:
             return
-        op = OPERATIONS[words[OURS + 3] >> 12 & 3]
+        op = OPERATIONS[words[OURS + 3] >> 12 & 7]
         if code == LATE:
             raise GroupError(f"{op}: rank {rank} did not arrive within {self._timeout:g} s in call {call}", (rank,))
         if code == MISMATCH:
@@ -482,10 +483,10 @@ def _prove(exchange: Exchange, memory: SharedMemory) -> None:
 
 def _call_text(words: list[int]) -> str:
     _, rows, row_bytes, kind = words
-    dtypes: dict[int, str] = {1: "float32", 2: "float16", 3: "bfloat16"}  # DType of common/dtype.h
+    dtypes: dict[int, str] = {1: "float32", 2: "float16", 3: "bfloat16", 6: "bytes"}  # DType of common/dtype.h
     fusions = ("residual and norm", "FP8 norm", "FP8 norm by tokens", "FP8 norm by groups")  # by NormQuant
     fusion = fusions[kind >> 9 & 3] if kind & 0x100 else "the sum only"
-    if collective := kind >> 12 & 3:
+    if collective := kind >> 12 & 7:
         fusion = OPERATIONS[collective]
     shots = ", in two shots" if kind & 0x800 else ""
     return f"{rows} rows of {row_bytes} bytes, {dtypes.get(kind & 0xFF, '?')}, {fusion}{shots}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flashinfer.comm.alltoall import Mapping, MoeAlltoAll
 from flashinfer.comm.workspace import TRTLLMAllReduceFusionWorkspace
 
 from ..support.cases import Cases, randn
@@ -17,6 +18,14 @@ EPS = 1e-5
 @cache
 def one_rank(device: str) -> TRTLLMAllReduceFusionWorkspace:
     return TRTLLMAllReduceFusionWorkspace(1, 0, 8, 64, torch.float32, device=device)
+
+
+@cache
+def alone(device: str) -> MoeAlltoAll:
+    """Return an object of the all-to-all for one rank, after a dispatch."""
+    one = MoeAlltoAll(Mapping(), 8, 2, 4, hidden_size=128, device=device)
+    one.dispatch(torch.zeros(6, 2, dtype=torch.int32, device=device), [torch.zeros(6, 64, device=device)], 8)
+    return one
 
 
 def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
@@ -38,6 +47,21 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
         ],
         "reduce_scatter": [(x, torch.empty_like(x), workspace._order, workspace._table, None)],
         "all_gather": [(x, torch.empty_like(x), workspace._order, workspace._table, None)],
+        **all_to_all(device),
+    }
+
+
+def all_to_all(device: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Return calls of both functions. The second one returns the rows of the first."""
+    one = alone(device)
+    region, x = one._region, randn(6, 64, device=device)
+    assert region is not None
+    ids = torch.randint(0, 4, (6, 2), device=device).int()
+    most, last = 8, (one._targets, region._order, region._table)
+    payloads = (x.view(torch.uint8), ids.view(torch.uint8), None, None, None, None)
+    return {
+        "moe_dispatch": [(ids, *payloads, *last, most, 4, 1, -1, None)],
+        "moe_combine": [(randn(1, most, 64, device=device), torch.empty_like(x), *last, None)],
     }
 
 

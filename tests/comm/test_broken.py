@@ -1,4 +1,4 @@
-"""Builds of the CPU kernel with one fault: the driver of ``tests/cpu``, which a right build passes, catches each."""
+"""Builds of the CPU kernels with one fault: the drivers of ``tests/cpu``, which a right build passes, catch each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 from ..support.tree import ROOT
 
 INCLUDE = ROOT / "include"
-DRIVER = ROOT / "tests" / "cpu" / "drivers" / "allreduce.cc"
+DRIVERS = ROOT / "tests" / "cpu" / "drivers"
 KERNEL, PROTOCOL = "flashinfer/cpu/allreduce.h", "flashinfer/common/allreduce.h"
+EXPERTS, TARGETS = "flashinfer/cpu/moe_alltoall.h", "flashinfer/common/moe_alltoall.h"
 COPY = "  if (p.residual_out != p.residual_in) std::memcpy(p.residual_out, p.residual_in, p.rows * bytes);\n"
 HEADERS = "  call.send_headers();\n"
+LATE = "std::this_thread::sleep_for(std::chrono::milliseconds(1));"  # so that a peer reads in between
 # Fault -> header, replaced texts, and the results that must differ.
 FAULTS = {
     "one slot": (PROTOCOL, {"constexpr int kSlots = 2;": "constexpr int kSlots = 1;"}, "sum residual_out error"),
@@ -41,6 +43,23 @@ FAULTS = {
         },
         "sum residual_out",
     ),
+    "headers before the rows": (
+        EXPERTS,
+        {
+            "call.send_headers();\n  call.finish();\n}": "call.finish();\n}",
+            "  if (!call.failed()) {\n    parallel_rows(most,": f"  call.send_headers();\n  {LATE}\n  {{\n    parallel_rows(most,",
+        },
+        "row id",
+    ),
+    "headers before the results": (
+        EXPERTS,
+        {
+            "call.send_headers();\n  call.finish();\n  const float": "call.finish();\n  const float",
+            "  if (!call.failed()) {\n    const auto* sent": f"  call.send_headers();\n  {LATE}\n  {{\n    const auto* sent",
+        },
+        "sum",
+    ),
+    "results of a rank are added for each expert": (TARGETS, {"  if (seen >> target & 1) return -1;\n": ""}, "sum"),
 }
 
 
@@ -56,7 +75,8 @@ def test_a_broken_build_is_caught(fault: str, tmp_path: Path) -> None:
     (tmp_path / header).parent.mkdir(parents=True)
     (tmp_path / header).write_text(text)
     program = tmp_path / "driver"
-    build = ["g++", "-std=c++17", "-Wno-psabi", f"-I{tmp_path}", f"-I{INCLUDE}", str(DRIVER), "-o", str(program)]
+    driver = DRIVERS / ("moe_alltoall.cc" if header in (EXPERTS, TARGETS) else "allreduce.cc")
+    build = ["g++", "-std=c++17", "-Wno-psabi", f"-I{tmp_path}", f"-I{INCLUDE}", str(driver), "-o", str(program)]
     subprocess.run(build, check=True)
     done = subprocess.run([program, str(random.randrange(1 << 32))], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and any(f"{name}[" in done.stdout for name in wrong.split()), done.stdout

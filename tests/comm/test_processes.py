@@ -18,6 +18,7 @@ RANKS = """
     import torch.distributed as dist
     from flashinfer.comm import _trtllm, _vllm, allreduce, cuda_ipc
     from flashinfer.comm.allreduce import allreduce_fusion
+    from flashinfer.comm.alltoall import Mapping, MoeAlltoAll
     from flashinfer.comm.mnnvl import TorchDistBackend
     from flashinfer.comm.shares import all_gather, reduce_scatter
     from flashinfer.comm.workspace import create_allreduce_fusion_workspace
@@ -100,6 +101,25 @@ for number in range(60):
     assert torch.equal(share, total(parts)[rank * rows : (rank + 1) * rows]), (number, rows, hidden)
     assert torch.equal(all_gather(share, one), total(parts)), (number, rows, hidden)
 one.check()
+"""
+# Rows of the ranks' experts, ids of all others, and the rows themselves as results: one for each rank of a token.
+EXPERTS = """
+one = MoeAlltoAll(
+    Mapping(size, rank, tp_size=size, moe_ep_size=size), 16, 3, 4 * size, hidden_size=64, group=dist.group.WORLD, device=device
+)
+for number in range(60):
+    most = int(torch.randint(1, 17, ()))
+    rows, ids = drawn(most, 64), [torch.randint(0, 4 * size, (most, 3)).int().to(device) for _ in range(size)]
+    owned = torch.stack([(x[..., None] // 4 == torch.arange(size, device=device)).any(1) for x in ids])
+    received = one.dispatch(ids[rank], [rows[rank], ids[rank]], most, -1, 1)
+    for sender in range(size):
+        here = owned[sender, :, rank]
+        assert torch.equal(received[0][sender][here], rows[sender][here]), number
+        assert torch.equal(received[1][sender], ids[sender].where(here[:, None], torch.tensor(-1, device=device, dtype=torch.int32)))
+    got = one.combine(received[0], most)
+    assert torch.equal(got, (rows[rank].float() * owned[rank].sum(1, keepdim=True)).bfloat16()), number
+one.check()
+one.destroy()
 """
 OLDER = """
 handles, table, sizes = _trtllm.trtllm_create_ipc_workspace_for_all_reduce_fusion(
@@ -232,6 +252,7 @@ def check(size: int, backend: str, way: str) -> None:
         "make": MAKE,
         "calls": CALLS,
         "shares": SHARES,
+        "experts": EXPERTS,
         "older": OLDER,
         "backend": BACKEND,
         "split": SPLIT,
@@ -240,7 +261,7 @@ def check(size: int, backend: str, way: str) -> None:
         "after": AFTER,
     }
     said = run(size, backend, steps)
-    for step in ("make", "calls", "shares", "older", "backend", "split", "after"):
+    for step in ("make", "calls", "shares", "experts", "older", "backend", "split", "after"):
         assert not any("error" in one for one in said[step].values()), said[step]
     assert {one["way"] for one in said["calls"].values()} == {way}
     texts = {one["text"] for one in said["fail"].values()}

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashinfer
 import flashinfer._attention.equal_batch  # for transformers
 import flashinfer._attention.traced  # its operator is registered where a graph is traced
-import flashinfer.comm.allreduce  # the package does not export its operators
+import flashinfer.comm.allreduce  # the package does not export these operators
+import flashinfer.comm.alltoall
 import flashinfer.comm.shares
 from flashinfer._ops.declare import OPERATORS
 from flashinfer.errors import FlashInferError, GradientError

@@ -83,7 +83,7 @@ constexpr float kLargestFp8 = 448.0f;  // of e4m3
 constexpr float kMinTokenScale = 1.0f / (512 * kLargestFp8);
 constexpr float kMinGroupMaximum = 1e-10f;  // of a group of zeros
 
-enum class Collective : uint32_t { kAllReduce, kReduceScatter, kAllGather };
+enum class Collective : uint32_t { kAllReduce, kReduceScatter, kAllGather, kMoeDispatch, kMoeCombine };
 
 // s = sum of `input` over the ranks, in float32 in the order of ranks, rounded to the element type. With
 // `weight`: r = s + residual_in, n = r / sqrt(mean(r^2) + eps) * (weight + weight_bias), rounded to the element type,
