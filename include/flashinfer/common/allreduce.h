@@ -1,24 +1,24 @@
-// All-reduce, reduce-scatter and all-gather over memory that the ranks of a group share: layout, protocol, and
-// parameters of the kernels.
+// All-reduce, reduce-scatter and all-gather over memory that the ranks of a group share: layout and protocol of that
+// memory, and parameters of the kernels.
 //
-// Each rank has an inbox that its peers write. Each 32-bit word of it is either empty or data, so a word is its
-// own flag: a sender stores words in any order, and the reader polls a word until it is data, then stores empty
-// back. Empty is a NaN in float32 and in both halves of float16 and bfloat16. A sender replaces a payload word
-// of these bits by another NaN, so no number changes.
+// Each rank has an inbox that its peers write. Each 32-bit word of it is either empty or data, so a word is its own
+// flag. A sender stores words in any order. The reader polls a word until it is data, then clears it to empty. Empty is
+// a NaN in float32 and in both halves of float16 and bfloat16. If a payload word has these bits, the sender stores
+// another NaN instead, so no number changes.
 //
-// A call uses slot `epoch % 2`. Two slots suffice: a peer writes slot e again in call e + 2, after it has all
-// words that this rank sent in call e + 1, which follow this rank's reads and clears of call e. The header of call e +
-// 1 orders the clear before the peer's store: a fence precedes its store, and the peer acquires it before call e + 2.
-// Headers are not cleared by their reader but before the next call's header is sent, so a wait that ends late can tell
-// which rank is missing.
+// Call e uses slot e % 2. Two slots suffice. A peer writes the slot again in call e + 2. By then it has received all
+// words that this rank sent in call e + 1, and this rank sent them after it had read and cleared the words of call e.
+// The header of call e + 1 makes the clears visible first: a fence precedes the store of the header, and the peer
+// acquires the header before call e + 2. A reader does not clear a header when it has read it, but before it sends its
+// next header. After a timeout, the headers therefore still show which rank is missing.
 //
-// In one shot each rank sends its input to all peers, and all add the same parts. In two shots each part has an owner:
-// all send it their inputs of the part, and it sends the sum to all. Both use the same place of an area, since the
-// owner of a part is either its reader or its sender. One shot moves (n - 1) N bytes a rank, two shots 2 (n - 1) / n N,
-// and a second hop takes about 1.7 us. Both give the same bits.
+// With one shot, each rank sends its input to all peers, and all ranks add the same parts. With two shots, each part
+// has an owner: all ranks send it their inputs of the part, and it sends the sum back. Both hops use the same words of
+// an area, because the owner is the reader in the first hop and the sender in the second. One shot moves (n - 1) N
+// bytes per rank, two shots move 2 (n - 1) / n N, and the second hop takes about 1.7 us. Both give the same bits.
 //
-// Reduce-scatter is the first hop of two shots, with the rows of rank s in a row as its share, and all-gather the
-// second. Both move (n - 1) / n of the whole tensor.
+// Reduce-scatter is the first hop of two shots, and all-gather is the second. The share of a rank is a contiguous block
+// of rows. Both move (n - 1) / n of the whole tensor.
 #pragma once
 
 #include <cstring>
@@ -32,17 +32,17 @@ namespace flashinfer {
 constexpr int kMaxRanks = 16;
 constexpr int kSlots = 2;
 constexpr int kEpochWords = 1056;   // eight CTAs on each of 132 multiprocessors: the largest grid
-constexpr int64_t kPartBytes = 16;  // rows are padded to it
+constexpr int64_t kPartBytes = 16;  // rows are padded to multiples of it
 constexpr uint32_t kEmpty = 0xffffffffu;
-constexpr uint32_t kReplacement = 0xffff7fffu;  // of a payload word that equals kEmpty
+constexpr uint32_t kReplacement = 0xffff7fffu;  // sent instead of a payload word that equals kEmpty
 
-enum class CommError : uint32_t { kNone, kLate, kMismatch, kAborted, kConcurrent };
+enum class CommError : uint32_t { kNone, kTimedOut, kMismatch, kAborted, kConcurrent };
 
 // Memory of one rank that only its own kernels access.
 struct CommState {
-  uint32_t epoch[kEpochWords];  // number of the next call, equal in all words between two calls
+  uint32_t epoch[kEpochWords];  // number of the next call. Between two calls, all words are equal
   uint32_t failed;              // CommError
-  uint32_t looked;              // time at which a thread last read CommReport::abort, in units of 2^16 ns
+  uint32_t abort_read_time;     // time of the last read of CommReport::abort, in units of 2^16 ns
 };
 
 // Properties of a call that must be equal on all ranks.
@@ -50,11 +50,11 @@ struct CallHeader {
   uint32_t call, rows, row_bytes, kind;
 };
 
-// Memory of the host that kernels access too. `error` is written last.
+// Memory of the host that kernels also access. `error` is written last.
 struct CommReport {
   uint32_t error, rank, call;
   CallHeader theirs, ours;
-  uint32_t abort;  // written by the host: running and later waits end
+  uint32_t abort;  // written by the host: all waits end
 };
 
 // The group as a call sees it.
@@ -62,13 +62,12 @@ struct CommGroup {
   CommState* state;
   CommReport* report;
   int rank, ranks, num_sms;
-  int64_t slot_bytes;  // of one sender in one slot
+  int64_t slot_bytes;  // bytes of one sender in one slot
   uint64_t timeout_ns;
   uint8_t* inbox[kMaxRanks];  // by rank, as this rank addresses them
 };
 
-// Scales of the norm's quantised form: none, a given one, one for each row, or a power of two for each group of
-// columns.
+// Scales of the quantised norm: none, one from the caller, one per row, or one power of two per group of columns.
 enum class NormQuant : int32_t { kNone, kStatic, kToken, kGroup };
 
 // Bytes that NVLink moves in the time of a hop: 1.7 us at 360 GB/s (two H100).
@@ -79,8 +78,7 @@ FLASHINFER_HD bool is_faster_in_two_shots(int64_t ranks, int64_t bytes) {
   return ranks > 2 && bytes * (ranks - 1) * (ranks - 2) > kHopBytes * ranks;
 }
 
-constexpr float kLargestFp8 = 448.0f;  // of e4m3
-constexpr float kMinTokenScale = 1.0f / (512 * kLargestFp8);
+constexpr float kMinTokenScale = 1.0f / (512 * kMaxE4M3);
 constexpr float kMinGroupMaximum = 1e-10f;  // of a group of zeros
 
 enum class Collective : uint32_t { kAllReduce, kReduceScatter, kAllGather, kMoeDispatch, kMoeCombine };
@@ -89,8 +87,9 @@ enum class Collective : uint32_t { kAllReduce, kReduceScatter, kAllGather, kMoeD
 // `weight`: r = s + residual_in, n = r / sqrt(mean(r^2) + eps) * (weight + weight_bias), rounded to the element type,
 // and quant_out = n / scale in e4m3, clamped to the finite range.
 //
-// In reduce-scatter `input` has `rows` rows for each rank, and `out` is s of this rank's. In all-gather `out` has the
-// `rows` rows of each rank's `input`. `out` may be this rank's share of `input`, or `input` that of `out`.
+// In reduce-scatter, `input` has `rows` rows for each rank, and `out` is s of the rows of this rank. In all-gather,
+// `out` has the `rows` rows of the `input` of each rank. The smaller tensor may be the share of this rank in the larger
+// one.
 struct AllReduceParams {
   CommGroup group;
   const void* input;
@@ -122,13 +121,13 @@ inline uint32_t kind_of(DType dtype, Collective collective) {
 }
 
 FLASHINFER_HD float token_scale(float maximum) {
-  const float scale = maximum / kLargestFp8;
+  const float scale = maximum / kMaxE4M3;
   return scale > kMinTokenScale ? scale : kMinTokenScale;
 }
 
-// Returns the exponent field of the least power of two that scales a group's largest magnitude to at most 448.
+// Returns the exponent field of the smallest power of two that scales the largest magnitude of a group to at most 448.
 FLASHINFER_HD uint32_t group_exponent(float maximum) {
-  const float scale = (maximum > kMinGroupMaximum ? maximum : kMinGroupMaximum) / kLargestFp8;
+  const float scale = (maximum > kMinGroupMaximum ? maximum : kMinGroupMaximum) / kMaxE4M3;
   uint32_t bits;
   memcpy(&bits, &scale, sizeof(bits));
   const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
@@ -150,9 +149,9 @@ FLASHINFER_HD uint8_t* header_of(const CommGroup& group, int reader, int sender,
 }
 
 FLASHINFER_HD uint8_t* area_of(const CommGroup& group, int reader, int sender, uint32_t epoch) {
-  const int place = sender < reader ? sender : sender - 1;
+  const int index = sender < reader ? sender : sender - 1;
   return group.inbox[reader] + kHeaderBytes +
-         (static_cast<int64_t>(epoch % kSlots) * (group.ranks - 1) + place) * group.slot_bytes;
+         (static_cast<int64_t>(epoch % kSlots) * (group.ranks - 1) + index) * group.slot_bytes;
 }
 
 FLASHINFER_HD int64_t padded(int64_t bytes) { return (bytes + kPartBytes - 1) / kPartBytes * kPartBytes; }

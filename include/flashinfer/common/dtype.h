@@ -11,6 +11,8 @@ struct __nv_bfloat16;
 
 namespace flashinfer {
 
+constexpr float kMaxE4M3 = 448.0f;  // largest number of float8_e4m3fn
+
 // Half types that variants name. These lines suffice for a binding because it dereferences no pointer.
 #if defined(FLASHINFER_CUDA) || defined(__CUDACC__)
 using half_t = __half;

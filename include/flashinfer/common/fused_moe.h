@@ -109,7 +109,6 @@ FLASHINFER_HD bool is_gated(Activation act) {
 }
 
 constexpr int kQuantBlock = 128;  // elements of a row that share a scale
-constexpr float kMaxE4M3 = 448.0f;
 
 // Return the scale of a block whose largest magnitude is `max_abs`. Its reciprocal is finite even for tiny blocks.
 FLASHINFER_HD float block_scale(float max_abs) {

@@ -22,7 +22,7 @@ struct GroupQuantParams {
   bool power_of_two;
   DType dtype, output_dtype;
 
-  FLASHINFER_HD float largest() const { return output_dtype == DType::kInt8 ? 127.0f : 448.0f; }
+  FLASHINFER_HD float largest() const { return output_dtype == DType::kInt8 ? 127.0f : kMaxE4M3; }
 
   FLASHINFER_HD float scale_of(float amax) const {
     const float scale = (amax > eps ? amax : eps) / largest();

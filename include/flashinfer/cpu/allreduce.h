@@ -18,7 +18,7 @@
 
 namespace flashinfer::cpu {
 
-// One call of this rank: its number, and the waits of all threads.
+// One call of this rank: sends, receives and waits, with its call number and its deadline.
 class RankCall {
  public:
   explicit RankCall(const AllReduceParams& p)
@@ -51,9 +51,9 @@ class RankCall {
     for (int d = 1; d < group_.ranks; ++d) send_row_to((group_.rank + d) % group_.ranks, row, data, bytes);
   }
 
-  // Takes the row of `sender` out of the inbox. Its words are NaN after an error.
-  void take_row(int64_t row, int sender, uint8_t* to, int64_t bytes) const {
-    take(area_of(group_, group_.rank, sender, epoch_) + row * padded(bytes), sender, to, bytes);
+  // Receives a row of `sender` from the inbox, and clears its words. After an error the row is NaN.
+  void receive_row(int64_t row, int sender, uint8_t* to, int64_t bytes) const {
+    receive(area_of(group_, group_.rank, sender, epoch_) + row * padded(bytes), sender, to, bytes);
   }
 
   // Copies this rank's own row with the bits that its peers receive.
@@ -64,7 +64,7 @@ class RankCall {
     }
   }
 
-  // Compares the calls of all ranks, and ends this one.
+  // Compares the headers of all ranks with this call, and ends the call.
   void finish() const {
     for (int sender = 0; sender < group_.ranks; ++sender) {
       if (sender == group_.rank) continue;
@@ -82,12 +82,12 @@ class RankCall {
   }
 
  private:
-  static constexpr int kSpinsPerYield = 64, kSpinsAwake = 8192;
+  static constexpr int kSpinsPerYield = 64, kSpinsBeforeSleep = 8192;
 
-  // Lets other threads run. A long wait sleeps: the rank that is late may need this CPU. On a busy machine a yield
-  // takes milliseconds, so each is followed by a look at the clock.
+  // Lets other threads run. A long wait sleeps, because the rank that is late may need this CPU. On a busy machine a
+  // yield takes milliseconds, so the caller checks the clock after each.
   static void yield(int64_t spin) {
-    if (spin < kSpinsAwake) {
+    if (spin < kSpinsBeforeSleep) {
       sched_yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -111,15 +111,15 @@ class RankCall {
       __atomic_store_n(reinterpret_cast<uint32_t*>(to + at), word_at(data, at, bytes), __ATOMIC_RELAXED);
   }
 
-  void take(uint8_t* from, int sender, uint8_t* to, int64_t bytes) const {
+  void receive(uint8_t* from, int sender, uint8_t* to, int64_t bytes) const {
     for (int64_t at = 0; at < bytes; at += 4) {
-      auto* place = reinterpret_cast<uint32_t*>(from + at);
-      uint32_t word = __atomic_load_n(place, __ATOMIC_RELAXED);
+      auto* address = reinterpret_cast<uint32_t*>(from + at);
+      uint32_t word = __atomic_load_n(address, __ATOMIC_RELAXED);
       for (int64_t spin = 1; word == kEmpty; ++spin) {
         if (spin % kSpinsPerYield == 0 && (yield(spin), must_stop(sender))) break;
-        word = __atomic_load_n(place, __ATOMIC_RELAXED);
+        word = __atomic_load_n(address, __ATOMIC_RELAXED);
       }
-      if (word != kEmpty) __atomic_store_n(place, kEmpty, __ATOMIC_RELAXED);
+      if (word != kEmpty) __atomic_store_n(address, kEmpty, __ATOMIC_RELAXED);
       if (failed()) word = kEmpty;
       std::memcpy(to + at, &word, bytes - at < 4 ? bytes - at : 4);
     }
@@ -129,7 +129,7 @@ class RankCall {
     return reinterpret_cast<uint32_t*>(header_of(group_, group_.rank, sender, epoch));
   }
 
-  // Reads the header of a rank. Returns whether it has arrived.
+  // Reads the header of a rank. Returns true if it has arrived.
   bool has_header(int sender, CallHeader* header) const {
     auto* to = reinterpret_cast<uint32_t*>(header);
     bool arrived = true;
@@ -148,8 +148,8 @@ class RankCall {
     } else if (__atomic_load_n(&group_.report->abort, __ATOMIC_RELAXED) != 0) {
       error = CommError::kAborted;
     } else if (now() > deadline_) {
-      error = CommError::kLate;
-      // In two shots the awaited rank may itself wait for another.
+      error = CommError::kTimedOut;
+      // With two shots, the rank that is late may itself wait for another rank.
       if (has_header(sender, &theirs))
         for (int other = group_.ranks - 1; other >= 0; --other)
           if (other != group_.rank && !has_header(other, &theirs)) sender = other;
@@ -176,7 +176,7 @@ class RankCall {
   const uint64_t deadline_;
 };
 
-// Writes quant_out, and the scales that it finds, from the rounded norm.
+// Writes quant_out from the rounded norm, and scale_out if scales are computed here.
 template <typename T>
 void quantize_norm(const AllReduceParams& p, const T* norm) {
   const int64_t n = p.hidden;
@@ -221,7 +221,7 @@ class RowSum {
  public:
   explicit RowSum(int64_t n) : part_(n), sum_(n) {}
 
-  // Takes the row out of the inbox. `own` is this rank's part. Returns the sum as bytes, valid until the next call.
+  // Receives the row from all ranks. `own` is this rank's part. Returns the sum as bytes, valid until the next call.
   const uint8_t* take(const RankCall& call, const CommGroup& group, int64_t row, const uint8_t* own) {
     const int64_t n = part_.size(), bytes = n * static_cast<int64_t>(sizeof(T));
     auto* taken = reinterpret_cast<uint8_t*>(part_.data());
@@ -229,7 +229,7 @@ class RowSum {
       if (sender == group.rank) {
         RankCall::copy_row(taken, own, bytes);
       } else {
-        call.take_row(row, sender, taken, bytes);
+        call.receive_row(row, sender, taken, bytes);
       }
       for_lanes(n, [&](int64_t i, int count) {
         const vfloat x = load(part_.data() + i, count);
@@ -278,7 +278,7 @@ void allreduce(const AllReduceParams& p) {
     parallel_rows(p.rows, bytes, [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row)
         if (call.owner_of(row) != rank)
-          call.take_row(row, call.owner_of(row), reinterpret_cast<uint8_t*>(out + row * n), bytes);
+          call.receive_row(row, call.owner_of(row), reinterpret_cast<uint8_t*>(out + row * n), bytes);
     });
   }
   call.finish();
@@ -343,7 +343,7 @@ void all_gather(const AllReduceParams& p) {
         if (sender == p.group.rank) {
           RankCall::copy_row(to, input + row * bytes, bytes);
         } else {
-          call.take_row(row, sender, to, bytes);
+          call.receive_row(row, sender, to, bytes);
         }
       }
     }

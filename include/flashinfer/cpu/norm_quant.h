@@ -86,7 +86,7 @@ void rms_norm_block_quant(const RmsNormBlockQuantParams& p) {
           store(res + i, x), store(normed + i, y);
           for (int lane = 0; lane < kLanes; ++lane) maximum = std::max(maximum, std::fabs(y[lane]));
         }
-        const float scale = maximum / 448.0f;
+        const float scale = maximum / kMaxE4M3;
         for (int64_t i = start; i < start + kQuantBlock; i += kLanes)
           store_quantized(out + i, load(normed + i) / splat(scale), kLanes);
         p.scale[start / kQuantBlock * p.scale_block_stride + row * p.scale_row_stride] = scale;

@@ -49,7 +49,7 @@ struct LayerNormQuantOutput {
 };
 
 // Scale of a block from its largest magnitude.
-__device__ __forceinline__ float block_scale(float maximum) { return fmaxf(maximum, kMinBlockMaximum) / 448.0f; }
+__device__ __forceinline__ float block_scale(float maximum) { return fmaxf(maximum, kMinBlockMaximum) / kMaxE4M3; }
 
 // A block is a vector of each of kLanes adjacent lanes. A row has at least that many threads, and all lanes of a
 // warp take part in the shuffles.

@@ -11,7 +11,7 @@ using namespace driver;
 
 namespace {
 
-constexpr int kMost = 9, kTopK = 3, kMostHidden = 70, kExpertsOfRank = 2;
+constexpr int kMaxTokens = 9, kTopK = 3, kMaxHidden = 70, kExpertsOfRank = 2;
 constexpr int32_t kInvalid = -5;
 
 // One dispatch and its combine, on all ranks.
@@ -102,8 +102,8 @@ void check_round(const Round<T>& round, int ranks) {
 
 template <typename T>
 void check_group(int ranks, int count) {
-  const int64_t area = whole_areas(ranks * kMost * kMostHidden * static_cast<int64_t>(sizeof(T)));
-  const int64_t region = whole_areas(ranks * kMost * 4) + 2 * area + whole_areas(ranks * kMost * kTopK * 4);
+  const int64_t area = whole_areas(ranks * kMaxTokens * kMaxHidden * static_cast<int64_t>(sizeof(T)));
+  const int64_t region = whole_areas(ranks * kMaxTokens * 4) + 2 * area + whole_areas(ranks * kMaxTokens * kTopK * 4);
   std::vector<Rank> memory(ranks);
   for (Rank& one : memory) {
     one.inbox.reset(new uint32_t[(kHeaderBytes + region) / 4]);
@@ -111,7 +111,7 @@ void check_group(int ranks, int count) {
   }
   std::vector<Round<T>> rounds(count);
   for (Round<T>& round : rounds) {
-    round.most = drawn_int(1, kMost), round.hidden = drawn_int(1, kMostHidden);
+    round.most = drawn_int(1, kMaxTokens), round.hidden = drawn_int(1, kMaxHidden);
     const int64_t places = ranks * round.most;
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t tokens = drawn_int(0, static_cast<int>(round.most));

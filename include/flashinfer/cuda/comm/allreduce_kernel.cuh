@@ -57,15 +57,16 @@ __device__ __forceinline__ float cluster_reduce(float value, ClusterWords& words
 
 // Stores a part of quant_out.
 template <bool kAligned, int kN>
-__device__ __forceinline__ void store_quantized(void* to, const Place& at, int64_t row_elements,
+__device__ __forceinline__ void store_quantized(void* to, const PartIndex& at, int64_t row_elements,
                                                 const float (&values)[kN]) {
   store_part<kAligned>(to, at, row_elements, quantize(values, DType::kFloat8E4M3));
 }
 
-// Returns the scale of a part's group, whose parts adjacent lanes have, and stores its exponent. All lanes of a warp
-// call it. The last group also stores zeros for the bytes that its word has left.
+// Returns the scale of the group of a part, and stores its exponent. Adjacent lanes have the parts of a group, and all
+// lanes of a warp call this. The last group also stores zeros to the unused bytes of its word.
 template <int kN>
-__device__ __forceinline__ float group_scale(const AllReduceParams& p, const Place& at, bool is_inside, float maximum) {
+__device__ __forceinline__ float group_scale(const AllReduceParams& p, const PartIndex& at, bool is_inside,
+                                             float maximum) {
   const int lanes = p.columns / kN;
   for (int by = lanes / 2; by > 0; by /= 2) maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, by));
   const uint32_t exponent = group_exponent(maximum);
@@ -84,23 +85,23 @@ template <typename T, int kRanks, int kVecs, bool kNorm, bool kAligned, bool kTw
 __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     allreduce_kernel(const __grid_constant__ KernelParams p) {
   constexpr int kN = kPartElements<T>;
-  // Registers hold the next piece, and what the norm reads before the wait. With kRanks == 0 they would not suffice.
+  // The next piece and the inputs of the norm are loaded before the wait. With kRanks == 0, registers do not suffice.
   constexpr bool kAhead = kVecs == 1 && kRanks != 0;
   __shared__ ClusterWords words;
   const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
   const uint32_t cluster = kNorm ? ptx::cluster_size() : 1;
   const int64_t row_elements = kNorm ? p.hidden : p.rows * p.hidden;
 
-  const auto place_of = [&](uint32_t piece, int i) {
+  const auto part_index = [&](uint32_t piece, int i) {
     const uint32_t row = kNorm ? piece : 0;
     const uint32_t in_row = (kNorm ? i * cluster + ptx::cluster_rank() : piece) * blockDim.x + threadIdx.x;
-    return Place{row, in_row, row * p.row_parts + in_row};
+    return PartIndex{row, in_row, row * p.row_parts + in_row};
   };
   if constexpr (kNorm) {
     for (int k = threadIdx.x; k < 2 * kMaxCluster * kCommThreads / 32; k += blockDim.x) words.at[0][k] = 0;
     __syncwarp();
     ptx::cluster_arrive();
-    const Place at = place_of(0, 0);
+    const PartIndex at = part_index(0, 0);
     if (at.in_row < p.row_parts) ptx::prefetch_l2(static_cast<const T*>(p.weight) + at.in_row * kN);
   }
   wait_for_inputs();
@@ -112,14 +113,14 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   send_headers(p, ranks, epoch, sends);
 
   // Distance to the owner of a part, 0 for this rank. It is the same for all lanes of a warp.
-  const auto owner_of = [&](const Place& at) { return (at.in_row / 32 + at.row) % ranks; };
+  const auto owner_of = [&](const PartIndex& at) { return (at.in_row / 32 + at.row) % ranks; };
   const auto distance_to = [&](int owner) { return owner < rank ? owner + ranks - rank : owner - rank; };
 
   // Sends a piece and returns it.
   const auto push = [&](uint32_t piece, uint4(&own)[kVecs]) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      const Place at = place_of(piece, i);
+      const PartIndex at = part_index(piece, i);
       if (at.in_row >= p.row_parts) continue;
       own[i] = as_data(raw_of(load_part<kAligned, T>(p.input, at, row_elements)));
       const int64_t offset = int64_t{slot + at.index} * kPartBytes;
@@ -133,12 +134,12 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     }
   };
 
-  const auto gather = [&](const Place& at, const uint4& own) {
+  const auto gather = [&](const PartIndex& at, const uint4& own) {
     return sum_of_parts<T, kRanks>(p, int64_t{slot + at.index} * kPartBytes, own, epoch, failure);
   };
 
   // Returns the rounded sum of a part: its own, which it sends to all, or that of the owner.
-  const auto sum_of = [&](const Place& at, const uint4& own) {
+  const auto sum_of = [&](const PartIndex& at, const uint4& own) {
     if constexpr (!kTwoShots) return gather(at, own);
     const int64_t offset = int64_t{slot + at.index} * kPartBytes;
     const int owner = owner_of(at);
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
         send_to_all<kRanks>(p, offset, words);  // NaN of a failed call would be data to the peers
     } else {
       uint8_t* from = p.receive[owner] + offset;
-      words = take(p, ptx::load4_relaxed_sys(from), from, owner, epoch, failure);
+      words = receive(p, ptx::load4_relaxed_sys(from), from, owner, epoch, failure);
     }
     return part_of<T>(words);
   };
@@ -167,11 +168,11 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     if (kAhead && more) push(piece + step, next);  // one ahead: two or four were slower (two H100)
     Part<T> residual[kVecs], weight[kVecs];
     const auto load_weight = [&](int i) {
-      const Place at = place_of(0, i);
+      const PartIndex at = part_index(0, i);
       if (at.in_row < p.row_parts) weight[i] = load_part<kAligned, T>(p.weight, at, row_elements);
     };
     const auto load_residual = [&](int i) {
-      const Place at = place_of(piece, i);
+      const PartIndex at = part_index(piece, i);
       if (at.in_row < p.row_parts) residual[i] = load_part<kAligned, T>(p.residual_in, at, row_elements);
     };
     if constexpr (kNorm && kAhead) load_residual(0);
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      const Place at = place_of(piece, i);
+      const PartIndex at = part_index(piece, i);
       if (at.in_row >= p.row_parts) continue;
       if constexpr (kNorm && !kAhead) load_residual(i);
       const Part<T> sum = sum_of(at, own[i]);
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
       float maximum[kVecs] = {};
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {
-        const Place at = place_of(piece, i);
+        const PartIndex at = part_index(piece, i);
         if (at.in_row >= p.row_parts) continue;
         if constexpr (!kAhead) load_weight(i);
         float factor[kN];
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
         }
 #pragma unroll
         for (int i = 0; i < kVecs; ++i) {
-          const Place at = place_of(piece, i);
+          const PartIndex at = part_index(piece, i);
           const bool is_inside = at.in_row < p.row_parts;
           if (p.quant == NormQuant::kGroup) divisor = group_scale<kN>(p, at, is_inside, maximum[i]);
           if (!is_inside) continue;

@@ -34,14 +34,14 @@ struct KernelParams : AllReduceParams {
   uint32_t pieces;
 };
 
-// Place of a thread's part: among the inbox's parts, and in its row.
-struct Place {
+// Index of a part: its row, its index in the row, and its index in the inbox.
+struct PartIndex {
   uint32_t row, in_row, index;
 };
 
 // Loads a part. Elements after the row's end are 0. If not kAligned, rows begin at any element.
 template <bool kAligned, typename T>
-__device__ __forceinline__ Part<T> load_part(const void* from, const Place& at, int64_t row_elements) {
+__device__ __forceinline__ Part<T> load_part(const void* from, const PartIndex& at, int64_t row_elements) {
   constexpr int kN = kPartElements<T>;
   if constexpr (kAligned) return load_vec<T, kN>(static_cast<const T*>(from) + int64_t{at.index} * kN);
   const T* row = static_cast<const T*>(from) + at.row * row_elements;
@@ -55,7 +55,8 @@ __device__ __forceinline__ Part<T> load_part(const void* from, const Place& at, 
 }
 
 template <bool kAligned, typename T, int kN>
-__device__ __forceinline__ void store_part(void* to, const Place& at, int64_t row_elements, const Vec<T, kN>& part) {
+__device__ __forceinline__ void store_part(void* to, const PartIndex& at, int64_t row_elements,
+                                           const Vec<T, kN>& part) {
   if constexpr (kAligned) return store_vec(static_cast<T*>(to) + int64_t{at.index} * kN, part);
   T* row = static_cast<T*>(to) + at.row * row_elements;
 #pragma unroll
@@ -93,8 +94,8 @@ __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offse
 
 // Waits for the words of all ranks, in the order of ranks, and calls use(rank, words). `own` has those of this rank.
 template <int kRanks, typename Use>
-__device__ __forceinline__ void take_all(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
-                                         Failure& failure, const Use& use) {
+__device__ __forceinline__ void receive_all(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
+                                            Failure& failure, const Use& use) {
   const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
   constexpr int kBatch = kRanks == 0 ? 1 : kRanks < kLoadsInFlight ? kRanks : kLoadsInFlight;
 #pragma unroll
@@ -106,7 +107,7 @@ __device__ __forceinline__ void take_all(const KernelParams& p, int64_t offset, 
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const int sender = first + k;
-      if (sender != rank) words[k] = take(p, words[k], p.receive[sender] + offset, sender, epoch, failure);
+      if (sender != rank) words[k] = receive(p, words[k], p.receive[sender] + offset, sender, epoch, failure);
       use(sender, words[k]);
     }
   }
@@ -118,7 +119,7 @@ __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t o
                                                 Failure& failure) {
   constexpr int kN = kPartElements<T>;
   float sum[kN];
-  take_all<kRanks>(p, offset, own, epoch, failure, [&](int sender, const uint4& words) {
+  receive_all<kRanks>(p, offset, own, epoch, failure, [&](int sender, const uint4& words) {
     float values[kN];
     part_of<T>(words).to_floats(values);
 #pragma unroll

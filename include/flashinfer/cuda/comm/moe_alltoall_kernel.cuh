@@ -104,9 +104,9 @@ __global__ void __launch_bounds__(kMoeThreads) moe_sum_kernel(const __grid_const
   launch_dependents();
   const float start = earlier_failure(p.call) ? __uint_as_float(kEmpty) : 0.0f;
   const uint8_t* area = region_of(p.call.group, p.call.group.rank) + p.offset;
-  const auto place_of = [&](int64_t row, uint32_t part) {
+  const auto part_index = [&](int64_t row, uint32_t part) {
     const auto at = static_cast<uint32_t>(row);
-    return Place{at, part, at * row_parts + part};
+    return PartIndex{at, part, at * row_parts + part};
   };
   for (int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
     for (uint32_t part = threadIdx.x; part < row_parts; part += blockDim.x) {
@@ -116,11 +116,11 @@ __global__ void __launch_bounds__(kMoeThreads) moe_sum_kernel(const __grid_const
       for (int k = 0; k < p.top_k; ++k) {
         const int32_t target = p.targets[token * p.top_k + k];
         if (target < 0) continue;
-        load_part<kAligned, T>(area, place_of(target * p.call.rows + token, part), n).to_floats(values);
+        load_part<kAligned, T>(area, part_index(target * p.call.rows + token, part), n).to_floats(values);
 #pragma unroll
         for (int j = 0; j < kN; ++j) sum[j] += values[j];
       }
-      store_part<kAligned, T>(p.call.out, place_of(token, part), n, Part<T>::from_floats(sum));
+      store_part<kAligned, T>(p.call.out, part_index(token, part), n, Part<T>::from_floats(sum));
     }
   }
 }

@@ -25,9 +25,11 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
   send_headers(p, ranks, epoch, sends);
 
   const auto part_in = [&](uint32_t piece) { return piece * blockDim.x + threadIdx.x; };
-  const auto place_of = [&](uint32_t share, uint32_t part) { return Place{share, part, share * p.row_parts + part}; };
+  const auto part_index = [&](uint32_t share, uint32_t part) {
+    return PartIndex{share, part, share * p.row_parts + part};
+  };
   const auto load_words = [&](uint32_t share, uint32_t part) {
-    return as_data(raw_of(load_part<kAligned, T>(p.input, place_of(share, part), share_elements)));
+    return as_data(raw_of(load_part<kAligned, T>(p.input, part_index(share, part), share_elements)));
   };
 
   const auto push = [&](uint32_t piece) {
@@ -51,11 +53,11 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
     const int64_t offset = int64_t{slot + part} * kPartBytes;
     const uint4 own = load_words(kGather ? 0 : rank, part);
     if constexpr (kGather) {
-      take_all<kRanks>(p, offset, own, epoch, failure, [&](int sender, const uint4& words) {
-        store_part<kAligned, T>(p.out, place_of(sender, part), share_elements, part_of<T>(words));
+      receive_all<kRanks>(p, offset, own, epoch, failure, [&](int sender, const uint4& words) {
+        store_part<kAligned, T>(p.out, part_index(sender, part), share_elements, part_of<T>(words));
       });
     } else {
-      store_part<kAligned, T>(p.out, place_of(0, part), share_elements,
+      store_part<kAligned, T>(p.out, part_index(0, part), share_elements,
                               sum_of_parts<T, kRanks>(p, offset, own, epoch, failure));
     }
   };

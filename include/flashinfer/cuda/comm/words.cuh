@@ -53,7 +53,7 @@ __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure
   if (rank != p.group.rank) {  // a group of one rank has no inbox
     const auto header = [&](int of) { return ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, of, epoch)); };
     // With two shots, the rank that is late may itself wait for another rank.
-    if (failure >> 8 == static_cast<uint32_t>(CommError::kLate) && has_arrived(header(rank)))
+    if (failure >> 8 == static_cast<uint32_t>(CommError::kTimedOut) && has_arrived(header(rank)))
       for (int other = p.group.ranks - 1; other >= 0; --other)
         if (other != p.group.rank && !has_arrived(header(other))) rank = other;
     theirs = header_in(header(rank));
@@ -69,8 +69,8 @@ __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure
 // Returns true if the host aborts. Only one of all waiting threads reads the host's memory in each period of 65 us. A
 // read takes 0.5 us. When each warp read it, a sum of 1 MiB took 1 ms (two H100).
 __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t time) {
-  uint32_t* looked = &p.group.state->looked;
-  return *reinterpret_cast<volatile uint32_t*>(looked) != time && atomicExch(looked, time) != time &&
+  uint32_t* abort_read_time = &p.group.state->abort_read_time;
+  return *reinterpret_cast<volatile uint32_t*>(abort_read_time) != time && atomicExch(abort_read_time, time) != time &&
          ptx::load_relaxed_sys(&p.group.report->abort) != 0u;
 }
 
@@ -85,7 +85,7 @@ __device__ __forceinline__ Failure check_wait(const AllReduceParams& p, int send
   const uint32_t time = static_cast<uint32_t>(ptx::globaltimer() >> 16);
   if (began == 0) began = time;
   if (is_aborted(p, time)) return fail(p, CommError::kAborted, sender);
-  return time - began > p.group.timeout_ns >> 16 ? fail(p, CommError::kLate, sender) : 0;
+  return time - began > p.group.timeout_ns >> 16 ? fail(p, CommError::kTimedOut, sender) : 0;
 }
 
 // Polls four words of `sender` at `from` until all are data. `words` is the result of the first load. After a failure,
@@ -105,8 +105,8 @@ __device__ __forceinline__ uint4 wait_for(const AllReduceParams& p, uint4 words,
 }
 
 // Waits for four words and empties them.
-__device__ __forceinline__ uint4 take(const AllReduceParams& p, uint4 words, uint8_t* from, int sender, uint32_t epoch,
-                                      Failure& failure) {
+__device__ __forceinline__ uint4 receive(const AllReduceParams& p, uint4 words, uint8_t* from, int sender,
+                                         uint32_t epoch, Failure& failure) {
   words = wait_for(p, words, from, sender, epoch, failure);
   if (failure == 0) ptx::store_relaxed_sys(from, empty_words());
   return words;
