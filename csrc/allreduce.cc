@@ -9,7 +9,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// Checks the tensors of a quantised norm, and puts them into the parameters.
+// Check the tensors of a quantised norm, and puts them into the parameters.
 void take_quant(const Check& check, AllReduceParams& p, const View& x, NormQuant quant,
                 const std::optional<View>& quant_out, const std::optional<View>& scale_out, QuantScale scale,
                 int64_t group) {

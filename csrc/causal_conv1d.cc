@@ -20,7 +20,7 @@ std::tuple<Tensor, Tensor> causal_conv1d_forward(const Tensor& x, const Tensor& 
   return {std::move(out), std::move(states)};
 }
 
-// Updates each row by a few tokens, on states in slots that are updated in place.
+// Update each row by a few tokens, on states in slots that are updated in place.
 Tensor causal_conv1d_update_slots(const Tensor& x_, const Tensor& conv_state, const Tensor& weight,
                                   const OptionalTensor& bias, const OptionalTensor& cache_seqlens,
                                   const OptionalTensor& conv_state_indices, int64_t pad_slot_id, bool silu) {

@@ -6,7 +6,7 @@
 namespace flashinfer::binding {
 namespace {
 
-// Computes whole sequences. `params` has the options that are not in `args`.
+// Compute whole sequences. `params` has the options that are not in `args`.
 std::tuple<Tensor, Tensor> run_sequences(const DeltaRuleArguments& args, DeltaRuleParams params, const Tensor& q,
                                          const Tensor& v, const OptionalTensor& initial_state, bool final_state) {
   const int64_t num = args.inputs.num_sequences;
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor> delta_rule_forward(const Tensor& q, const Tensor& k, 
                              chunked);
 }
 
-// Advances each sequence by a few tokens, on a pool of states that is updated in place.
+// Advance each sequence by a few tokens, on a pool of states that is updated in place.
 Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& state, const OptionalTensor& g,
                        const OptionalTensor& gk, const OptionalTensor& beta, const OptionalTensor& a_log,
                        const OptionalTensor& dt_bias, const OptionalTensor& state_indices,

@@ -55,7 +55,7 @@ struct StateUpdateArguments {
     check.same_shape(arg, x);
     return tokens(arg);
   }
-  // Checks B or C.
+  // Check B or C.
   TokenTensor of_groups(const View& arg) const {
     check.shape(arg, {x.size(0), x.size(1), -1, params.state_size});
     if (arg.size(2) < 1 || x.size(2) % arg.size(2) != 0)
@@ -77,7 +77,7 @@ struct StateUpdateArguments {
     check.shape(arg, {x.size(2), x.size(3)});
     return numbers(arg);
   }
-  // Checks integers [rows] or [rows, columns]. -1: any number of rows.
+  // Check integers [rows] or [rows, columns]. -1: any number of rows.
   IndexTable table(const OptionalTensor& tensor, const char* name, int64_t rows, bool columns) const {
     if (!tensor) return {};
     const View arg(*tensor, name);
@@ -92,7 +92,7 @@ struct StateUpdateArguments {
     return {arg.data, arg.dtype == DType::kInt64, arg.size(0) > 1 ? arg.stride(0) : 1, 1};
   }
 
-  // Checks scales [slots, H, P] of the pool, or [buffers, steps, H, P] of the history. Only int16 has them.
+  // Check scales [slots, H, P] of the pool, or [buffers, steps, H, P] of the history. Only int16 has them.
   StateScales scales(const OptionalTensor& tensor, const char* name, bool wanted,
                      std::initializer_list<int64_t> shape) const {
     const bool scaled = state.dtype == DType::kInt16;

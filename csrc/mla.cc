@@ -60,7 +60,7 @@ struct MlaTensors {
   View q_nope, q_pe, ckv, kpe, out;
   std::optional<View> ckv_scales, sinks;
 
-  // Returns the element types of queries and outputs, and of the caches.
+  // Return the element types of queries and outputs, and of the caches.
   std::tuple<DType, DType> types() const { return {q_nope.dtype, ckv.dtype}; }
 
   void check_all(const Check& check) const {

@@ -11,7 +11,7 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// Returns a contiguous table on the device of `like`, or on the host if `like` is null; null without a
+// Return a contiguous table on the device of `like`, or on the host if `like` is null; null without a
 // tensor.
 template <typename T>
 const T* table(const Check& check, const OptionalTensor& tensor, const char* name, DType dtype, int64_t at_least,
@@ -39,7 +39,7 @@ void check_head_dim(const Check& check, const View& arg) {
     check.fail(arg, "got head_dim " + std::to_string(arg.size(-1)) + ", wanted a multiple of 8 up to 256 on CUDA");
 }
 
-// Requires that all requests lie within the tensors: kernels read these tables without a check. Returns the
+// Requires that all requests lie within the tensors: kernels read these tables without a check. Return the
 // number of keys.
 int64_t check_requests(const Check& check, PrefillBackwardParams& params, const View& q, const View& k,
                        int64_t mask_bytes, int64_t layout) {

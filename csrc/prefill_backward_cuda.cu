@@ -18,7 +18,7 @@ void prefill_backward_part<FLASHINFER_PART>(const PrefillBackwardParams& params,
 
 #if FLASHINFER_PART == 0
 
-// Returns the part with this element type and the smallest sufficient head sizes.
+// Return the part with this element type and the smallest sufficient head sizes.
 static int part_of(DType dtype, int qk, int vo) {
   constexpr int kNumParts = static_cast<int>(std::size(kParts));
   int best = -1;

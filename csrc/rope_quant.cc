@@ -50,7 +50,7 @@ class Heads {
 
   void reads(const View& arg) { inputs_.push_back(arg); }
 
-  // Adds heads of [tokens, heads, dim], or [tokens, dim] for one head.
+  // Add heads of [tokens, heads, dim], or [tokens, dim] for one head.
   void add(const View& in, const View& out, const QuantScale& scale, bool rotates, std::optional<Axes> in_cache = {},
            int64_t offset = 0) {
     check_.same_dtype(in, like_);

@@ -8,7 +8,7 @@
 
 namespace flashinfer::binding {
 
-// Returns the group and the header of a call with at most `most` rows of each rank.
+// Return the group and the header of a call with at most `most` rows of each rank.
 inline AllReduceParams moe_call(const Check& check, const Tensor& table, Collective collective, DType dtype,
                                 int64_t most, int64_t row_bytes) {
   AllReduceParams p{};

@@ -116,7 +116,7 @@ inline void bind(StableIValue* stack, uint64_t, uint64_t) {
   BoundTable::get().put(call.handle, std::make_shared<const Bound>(check, call, given, parameters));
 }
 
-// Gives a handle's calls the tables of another plan. An error changes nothing.
+// Give a handle's calls the tables of another plan. An error changes nothing.
 inline void rebind(StableIValue* stack, uint64_t, uint64_t) {
   const Check check("rebind");
   const StableIValue* next = stack;
@@ -127,7 +127,7 @@ inline void rebind(StableIValue* stack, uint64_t, uint64_t) {
 
 inline void unbind(int64_t handle) { BoundTable::get().drop(handle); }
 
-// Returns the stream of a handle's last call, so that a plan waits for it before it overwrites a buffer.
+// Return the stream of a handle's last call, so that a plan waits for it before it overwrites a buffer.
 inline int64_t stream_of(int64_t handle) { return BoundTable::get().find(Check("stream_of"), handle)->stream; }
 
 // Sizes and strides of a view whose dimensions differ from its tensor's.
@@ -135,7 +135,7 @@ struct Dims {
   int64_t sizes[4], strides[4];
 };
 
-// Views queries or output of one token, [heads, dim], as [1, heads, dim].
+// View queries or output of one token, [heads, dim], as [1, heads, dim].
 inline View as_tokens(const View& one, Dims& dims) {
   View all = one;
   dims.sizes[0] = 1, dims.strides[0] = 0;
@@ -144,7 +144,7 @@ inline View as_tokens(const View& one, Dims& dims) {
   return all;
 }
 
-// Views keys or values in pages of one token, [pages, heads, dim], with the missing dimension of tokens.
+// View keys or values in pages of one token, [pages, heads, dim], with the missing dimension of tokens.
 inline View as_pages(const View& given, int64_t token_dim, Dims& dims) {
   View all = given;
   for (int64_t dim = 0; dim < 4; ++dim) {
@@ -155,7 +155,7 @@ inline View as_pages(const View& given, int64_t token_dim, Dims& dims) {
   return all;
 }
 
-// Returns keys (0) or values (1) of a cache of both.
+// Return keys (0) or values (1) of a cache of both.
 inline View half_of(const View& cache, int64_t which, const char* name, Dims& dims) {
   View half = cache;
   for (int64_t dim = 0; dim < 4; ++dim) {
@@ -183,7 +183,7 @@ class BoundCall {
     bound_->expected.check(check, inputs_);
   }
 
-  // Returns a new output: [(tokens,) heads, head_dim of values].
+  // Return a new output: [(tokens,) heads, head_dim of values].
   Tensor new_out() const {
     const int64_t sizes[] = {inputs_.num_tokens(), inputs_.num_heads(), v_.size(-1)};
     return empty(sizes + skipped(), 3 - skipped(), like_);

@@ -26,7 +26,7 @@ constexpr DType kind_of() {
   return DType::kOther;
 }
 
-// Returns the data of a contiguous tensor of T, or null without a tensor.
+// Return the data of a contiguous tensor of T, or null without a tensor.
 template <typename T>
 const T* data_of(const Check& check, const OptionalTensor& tensor, const char* name, ArgumentDevice& call_device,
                  int64_t at_least = 0) {
@@ -40,7 +40,7 @@ const T* data_of(const Check& check, const OptionalTensor& tensor, const char* n
   return static_cast<const T*>(view.data);
 }
 
-// Stores a variant's parameter in the member that its functor reads.
+// Store a variant's parameter in the member that its functor reads.
 template <typename T>
 void put_parameter(const Check& check, const Tensor& tensor, T*& member, const char* name,
                    ArgumentDevice& call_device) {

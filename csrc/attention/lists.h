@@ -40,7 +40,7 @@ struct PlanLayout {
   }
 };
 
-// Returns the offset of a table that follows `used` elements: the next multiple of 16 bytes.
+// Return the offset of a table that follows `used` elements: the next multiple of 16 bytes.
 constexpr int64_t aligned_offset(int64_t used) { return (used + 3) / 4 * 4; }
 
 // Device of a call. The first tensor sets it, and all other tensors must be on it.
@@ -58,7 +58,7 @@ class ArgumentDevice {
   int type_ = 0, index_ = 0;
 };
 
-// Returns int32 numbers on the host, after checks.
+// Return int32 numbers on the host, after checks.
 inline const int32_t* host_int32s(const Check& check, const View& arg, int64_t count) {
   check.dtype(arg, {DType::kInt32});
   check.shape(arg, {count});
@@ -68,7 +68,7 @@ inline const int32_t* host_int32s(const Check& check, const View& arg, int64_t c
   return static_cast<const int32_t*>(arg.data);
 }
 
-// Returns the number of rows of all requests, and checks their lengths.
+// Return the number of rows of all requests, and check their lengths.
 inline int64_t rows_of_requests(const Check& check, const PlanRequest& request) {
   int64_t rows = 0;
   for (int32_t b = 0; b < request.batch_size; ++b) {
@@ -81,7 +81,7 @@ inline int64_t rows_of_requests(const Check& check, const PlanRequest& request) 
   return rows;
 }
 
-// Returns the buffer of a plan after a check that it has room for a header.
+// Return the buffer of a plan after a check that it has room for a header.
 inline int32_t* plan_header(const Check& check, const View& buffer) {
   check.dtype(buffer, {DType::kInt32});
   check.contiguous(buffer);
@@ -90,7 +90,7 @@ inline int32_t* plan_header(const Check& check, const View& buffer) {
   return static_cast<int32_t*>(buffer.data);
 }
 
-// Makes the plan of `request` and writes it. `rows`: an upper bound on the rows of queries. `max_items` and
+// Make the plan of `request` and write it. `rows`: an upper bound on the rows of queries. `max_items` and
 // `max_merges`: the capacity of the lists if a captured graph fixes it, otherwise 0. A buffer that is too
 // small gets only the header, which contains the needed size.
 inline void write_lists(const Check& check, const View& buffer, const PlanRequest& request, int64_t rows,
@@ -124,7 +124,7 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
   std::fill(data + layout.size, data + needed, 0);
 }
 
-// Points the parameters to the lists of a plan. Returns the number of tickets.
+// Point the parameters to the lists of a plan. Return the number of tickets.
 inline int64_t use_plan(const Check& check, AttentionParams& params, const View& plan, int64_t batch_size) {
   check.dtype(plan, {DType::kInt32});
   check.contiguous(plan);

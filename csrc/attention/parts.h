@@ -10,7 +10,7 @@ namespace flashinfer {
 
 constexpr int kNumParts = static_cast<int>(std::size(kParts));
 
-// Returns the part of a configuration. Throws if this module was not built for it.
+// Return the part of a configuration. Throw if this module was not built for it.
 inline int part_of(const AttentionConfig& config) {
   const std::tuple<DType, DType, DType> dtypes(config.q, config.kv, config.o);
   const std::tuple<int, int> head_dims(config.head_dim_qk, config.head_dim_vo);

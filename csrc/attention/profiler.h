@@ -18,7 +18,7 @@ void put_profiler(const Check& check, Params& params, const Tensor& buffer, Argu
   params.profiler.words = static_cast<uint64_t*>(words.data), params.profiler.size = words.numel;
 }
 
-// Finds the buffer among a variant's parameters. Modules without events have none.
+// Find the buffer among a variant's parameters. Modules without events have none.
 template <typename Params, typename Parameters>
 void put_profiler_of(const Check& check, Params& params, const Parameters& parameters, ArgumentDevice& call_device) {
   if constexpr (Params::kProfiler) put_profiler(check, params, parameters.profiler_buffer, call_device);

@@ -68,7 +68,7 @@ struct Inputs {
     return {q.dtype, k.dtype, out, static_cast<int32_t>(q.size(2)), static_cast<int32_t>(v.size(-1)), variant};
   }
 
-  // Copies the pointers and strides that kernels read.
+  // Copy the pointers and strides that kernels read.
   void put_into(Params& params) const {
     params.q = q.data, params.q_row = q.stride(0), params.q_head = q.stride(1);
     params.num_tokens = num_tokens(), params.num_qo_heads = static_cast<int32_t>(num_heads());
@@ -82,7 +82,7 @@ struct Inputs {
   }
 };
 
-// Makes the schedule of one request without a plan. Returns the number of slots for partial states.
+// Make the schedule of one request without a plan. Return the number of slots for partial states.
 inline int64_t use_one_request(const Check& check, Params& params, const CallArguments& arguments, const Inputs& inputs,
                                const AttentionConfig& config) {
   const int64_t kv_len = inputs.k.size(inputs.dims.row), rows = inputs.num_tokens() * params.group.divisor;
@@ -117,8 +117,8 @@ inline int64_t use_one_request(const Check& check, Params& params, const CallArg
   return params.single.num_chunks > 1 ? static_cast<int64_t>(params.single.num_tiles) * params.single.num_chunks : 0;
 }
 
-// Launches the kernels. `params` are those of the call with this call's scales. `out` and `lse` (null: not
-// computed) are checked. Temporary memory is allocated on the device of `like`. Returns the stream.
+// Launch the kernels. `params` are those of the call with this call's scales. `out` and `lse` (null: not
+// computed) are checked. Temporary memory is allocated on the device of `like`. Return the stream.
 inline int64_t attend(const Check& check, Params& params, const CallArguments& arguments, const Inputs& inputs,
                       const View& out, float* lse, const AttentionConfig& config, const Tensor& like) {
   inputs.put_into(params);

@@ -74,7 +74,7 @@ inline std::string joined(std::initializer_list<const char*> words) {
     static std::string text() { return joined({LIST(FLASHINFER_TEXT_)}); }           \
   };
 
-// Returns "op(Tensor q, int handle) -> ()" for structs of arguments, in their order.
+// Return "op(Tensor q, int handle) -> ()" for structs of arguments, in their order.
 template <typename... Lists>
 std::string schema_of(const char* op, const char* result = "()") {
   std::string text;

@@ -10,6 +10,6 @@
 #include "binding/memory.h"
 #include "binding/view.h"
 
-// Registers the operators of a binding for the backend that it is compiled for.
+// Register the operators of a binding for the backend that it is compiled for.
 #define FLASHINFER_LIBRARY(m) FLASHINFER_LIBRARY_(FLASHINFER_NAMESPACE, FLASHINFER_DISPATCH_KEY, m)
 #define FLASHINFER_LIBRARY_(ns, key, m) STABLE_TORCH_LIBRARY_IMPL(ns, key, m)

@@ -47,7 +47,7 @@ class Check {
     fail(arg, "got " + std::to_string(arg.ndim) + " dimensions, wanted " + wanted);
   }
 
-  // Returns the operator's number, or the tensor that replaces it.
+  // Return the operator's number, or the tensor that replaces it.
   Scalar scalar(double value, const std::optional<Tensor>& tensor, const char* name, const View& like) const {
     if (!tensor) return {value, nullptr};
     const View arg(*tensor, name);
@@ -57,7 +57,7 @@ class Check {
     return {value, static_cast<const double*>(arg.data)};
   }
 
-  // Accepts any size for -1.
+  // Accept any size for -1.
   void shape(const View& arg, std::initializer_list<int64_t> wanted) const {
     bool same = arg.ndim == static_cast<int64_t>(wanted.size());
     const int64_t* got = arg.sizes;
@@ -125,7 +125,7 @@ class Check {
     fail(arg, "is not aligned to its element size of " + std::to_string(size_of(arg.dtype)) + " bytes");
   }
 
-  // Requires rows at multiples of 16 bytes on CUDA, where kernels read 16 bytes at a time.
+  // Require rows at multiples of 16 bytes on CUDA, where kernels read 16 bytes at a time.
   void wide_rows(const View& arg) const {
     if (!kOnCuda) return aligned(arg);
     bool fits = reinterpret_cast<uintptr_t>(arg.data) % 16 == 0;
@@ -134,7 +134,7 @@ class Check {
     if (!fits && arg.numel > 0) fail(arg, "got rows that do not start at multiples of 16 bytes, wanted .contiguous()");
   }
 
-  // Rejects an output whose elements share memory: they would be written twice. Elements are distinct if each
+  // Reject an output whose elements share memory: they would be written twice. Elements are distinct if each
   // stride exceeds the reach of all smaller strides. This condition refuses some distinct layouts that torch never
   // makes.
   void writable(const View& arg) const {
@@ -156,13 +156,13 @@ class Check {
     }
   }
 
-  // Accepts `out` if it shares no memory with `in`, or is exactly `in` and the operator works in place.
+  // Accept `out` if it shares no memory with `in`, or is exactly `in` and the operator works in place.
   void no_overlap(const View& out, const View& in, bool in_place_is_fine) const {
     if (overlaps(out, in) && !(in_place_is_fine && same_elements(out, in)))
       fail(out, "overlaps the memory of " + std::string(in.name));
   }
 
-  // Merges the leading dimensions of [..., n] into at most three, because kernels loop over three.
+  // Merge the leading dimensions of [..., n] into at most three, because kernels loop over three.
   Rows rows(const View& arg) const {
     int found = 0;  // merged dimensions, inner first
     int64_t stride[3] = {0, 0, 0}, size[3] = {1, 1, 1};

@@ -22,7 +22,7 @@ constexpr bool kOnCuda = false;
 
 namespace flashinfer::binding {
 
-// Makes the device of an operator's tensors current for its lifetime, and holds the stream to launch on.
+// Make the device of an operator's tensors current for its lifetime, and hold the stream to launch on.
 class OnDevice {
  public:
   explicit OnDevice(const View& arg, std::optional<bool> enable_pdl = std::nullopt)

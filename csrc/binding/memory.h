@@ -10,7 +10,7 @@
 
 namespace flashinfer::binding {
 
-// Returns a new tensor of a shape on the device of `like`, by default with its element type.
+// Return a new tensor of a shape on the device of `like`, by default with its element type.
 inline Tensor empty(const int64_t* sizes, int64_t ndim, const Tensor& like, std::optional<int32_t> dtype = {}) {
   int32_t type, kind, index;
   require(aoti_torch_get_dtype(like.get(), &type), "the dtype");
@@ -25,7 +25,7 @@ inline Tensor empty(const int64_t* sizes, int64_t ndim, const Tensor& like, std:
   return Tensor(handle);
 }
 
-// Returns uninitialised bytes on the device of `like`, as workspace of a kernel.
+// Return uninitialised bytes on the device of `like`, as workspace of a kernel.
 inline Tensor empty_bytes(int64_t count, const Tensor& like) {
   int32_t kind, index;
   require(aoti_torch_get_device_type(like.get(), &kind), "the device");

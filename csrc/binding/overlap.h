@@ -23,7 +23,7 @@ struct Step {
   int64_t stride, forward, back;  // the difference of two indices is in [-back, forward]
 };
 
-// Returns true if differences of the first `count` steps, in the order of rising strides, can sum to `apart`. After
+// Return true if differences of the first `count` steps, in the order of rising strides, can sum to `apart`. After
 // kTries candidates for one step it gives up and returns true.
 inline bool can_sum_to(const Step* steps, int count, int64_t apart) {
   if (count == 0) return apart == 0;
@@ -43,7 +43,7 @@ inline bool can_sum_to(const Step* steps, int count, int64_t apart) {
   return false;
 }
 
-// Detects interleaved views of one larger tensor that share no element: column ranges of a fused projection,
+// Detect interleaved views of one larger tensor that share no element: column ranges of a fused projection,
 // or K and V of one paged cache. With equal strides, an element is shared if sum((i - j) * stride) == `apart`
 // has a solution.
 inline bool interleaved(const View& a, const View& b) {
@@ -64,7 +64,7 @@ inline bool interleaved(const View& a, const View& b) {
 
 }  // namespace overlap
 
-// Returns true if two views have the same elements in the same order.
+// Return true if two views have the same elements in the same order.
 inline bool same_elements(const View& a, const View& b) {
   bool same = a.data == b.data && a.ndim == b.ndim;
   for (int64_t i = 0; same && i < a.ndim; ++i)

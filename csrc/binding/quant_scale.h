@@ -9,7 +9,7 @@
 
 namespace flashinfer::binding {
 
-// Returns the operator's positive number, or the tensor of one element that replaces it.
+// Return the operator's positive number, or the tensor of one element that replaces it.
 inline QuantScale quant_scale(const Check& check, double value, const std::optional<Tensor>& tensor, const char* name,
                               const View& like) {
   if (!tensor) {

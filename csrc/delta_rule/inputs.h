@@ -65,7 +65,7 @@ struct DeltaRuleArguments {
     inputs.dtype = q.dtype;
   }
 
-  // Checks a state: [num, HV, K, V] or [num, HV, V, K].
+  // Check a state: [num, HV, K, V] or [num, HV, V, K].
   void state_shape(const View& state, int64_t num) const {
     const int64_t rows = inputs.v_first ? inputs.value_dim : inputs.key_dim;
     check.shape(state, {num, inputs.num_value_heads, rows, inputs.v_first ? inputs.key_dim : inputs.value_dim});
@@ -73,7 +73,7 @@ struct DeltaRuleArguments {
     check.contiguous(state);
     check.aligned(state);
   }
-  // Checks a pool of states, in which there may be gaps between the slots.
+  // Check a pool of states, in which there may be gaps between the slots.
   void slots_shape(const View& pool, int64_t num) const {
     const int64_t rows = inputs.v_first ? inputs.value_dim : inputs.key_dim;
     check.shape(pool, {num, inputs.num_value_heads, rows, inputs.v_first ? inputs.key_dim : inputs.value_dim});
@@ -112,7 +112,7 @@ struct DeltaRuleArguments {
  private:
   static TokenStrides strides(const View& arg) { return {arg.stride(0), arg.stride(1), arg.stride(2)}; }
 
-  // Returns the data of a contiguous tensor [B, T, HV], or [B, T, HV, last] if `last` is not negative.
+  // Return the data of a contiguous tensor [B, T, HV], or [B, T, HV, last] if `last` is not negative.
   const void* of_tokens(const OptionalTensor& tensor, const char* name, int64_t last) const {
     if (!tensor) return nullptr;
     const View arg(*tensor, name);

@@ -1,4 +1,4 @@
-// Registers the 9.0a kernels of grouped GEMM, and selects the instance by element type and layout.
+// Register the 9.0a kernels of grouped GEMM, and select the instance by element type and layout.
 #include <flashinfer/common/registered.h>
 #include <flashinfer/cuda/gemm/sm90/instances.h>
 #include <flashinfer/cuda/gemm/sm90/serves.h>

@@ -1,4 +1,4 @@
-// Registers the 9.0a kernels of attention's gradients for float16.
+// Register the 9.0a kernels of attention's gradients for float16.
 #include <flashinfer/cuda/attention/backward/kernels.h>
 #include <flashinfer/cuda/attention/backward/sm90/launch.cuh>
 

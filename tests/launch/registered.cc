@@ -1,4 +1,4 @@
-// Registers one value, N, and prints the values of every file if it is the last one, MAIN.
+// Register one value, N, and print the values of every file if it is the last one, MAIN.
 #include <flashinfer/common/registered.h>
 
 #include <cstdio>

@@ -176,7 +176,7 @@ struct Range {
   FLASHINFER_HD Sums once(Sums own) const { return number == together - 1 ? own : Sums{0, 0}; }
 };
 
-// Calls f(tile) for the tiles of requests first, first + step, ... in order.
+// Call f(tile) for the tiles of requests first, first + step, ... in order.
 template <typename F>
 FLASHINFER_HD void for_tiles(const BatchScheduleParams& p, int32_t first, int32_t last, int32_t step, F&& f) {
   FLASHINFER_ROLLED
@@ -197,7 +197,7 @@ struct Tiles {
   FLASHINFER_HD void each(F&& f) const {
     for_tiles(p, range.first, range.last, 1, f);
   }
-  // Calls f(request) for the requests of this thread.
+  // Call f(request) for the requests of this thread.
   template <typename F>
   FLASHINFER_HD void each_request(F&& f) const {
     FLASHINFER_ROLLED
@@ -236,7 +236,7 @@ struct Splits {
   // Return the end of split number `i`, as a key of the tile. The last one ends with the tile.
   FLASHINFER_HD int32_t end(int32_t i) const { return static_cast<int32_t>(first + i * step) / kStep * kStep; }
 
-  // Calls f(split, its number) for this thread's splits.
+  // Call f(split, its number) for this thread's splits.
   template <typename F>
   FLASHINFER_HD void each(const Range& range, const WorkItem& tile, F&& f) const {
     WorkItem piece = tile;

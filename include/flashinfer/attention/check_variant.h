@@ -77,7 +77,7 @@ FLASHINFER_IS_REGISTERED(output, transforms_output, OutputTransform<P, float>)
 
 }  // namespace form
 
-// Replaces a variant that has a mistake, so that the sentence about it is the only error.
+// Replace a variant that has a mistake, so that the sentence about it is the only error.
 struct NoVariant : AttentionVariantBase {
   static constexpr bool use_softmax = false;
   template <typename Params>
@@ -107,7 +107,7 @@ struct VariantOfForm {
   using type = std::conditional_t<kHooks && kCalls && kConstructs && kCopies && kWindow && kScale, V, NoVariant>;
 };
 
-// Checks the properties that every later check depends on.
+// Check the properties that every later check depends on.
 template <typename V, typename P>
 constexpr auto variant_of_form() {
   if constexpr (!std::is_class_v<V>) {

@@ -47,7 +47,7 @@ struct Mask {
     return stop < 0 ? 0 : stop < kv_len ? stop : kv_len;
   }
 
-  // Returns true if queries first ... last all see every key of [kv_begin, kv_end). Such a block needs no
+  // Return true if queries first ... last all see every key of [kv_begin, kv_end). Such a block needs no
   // sees().
   FLASHINFER_HD bool all_visible(int32_t first, int32_t last, int32_t kv_begin, int32_t kv_end) const {
     if (kv_end > kv_len || mode == MaskMode::kCustom || mode == MaskMode::kMultiItem) return false;

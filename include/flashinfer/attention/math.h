@@ -28,7 +28,7 @@ FLASHINFER_HD float select(bool condition, float yes, float no) {
   return no;
 }
 
-// Returns 2^x with an error of 2e-7: 0 below -126, infinity from 128 on.
+// Return 2^x with an error of 2e-7: 0 below -126, infinity from 128 on.
 FLASHINFER_HD float ptx_exp2(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -54,7 +54,7 @@ FLASHINFER_HD float ptx_exp2(float x) {
 #endif
 }
 
-// Returns 1 / x.
+// Return 1 / x.
 FLASHINFER_HD float ptx_rcp(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -65,7 +65,7 @@ FLASHINFER_HD float ptx_rcp(float x) {
 #endif
 }
 
-// Returns the smaller number, or NaN if x is NaN.
+// Return the smaller number, or NaN if x is NaN.
 FLASHINFER_HD float min_or_nan(float x, float y) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float z;
@@ -76,7 +76,7 @@ FLASHINFER_HD float min_or_nan(float x, float y) {
 #endif
 }
 
-// Returns log2 x; -inf for 0.
+// Return log2 x; -inf for 0.
 FLASHINFER_HD float ptx_log2(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
@@ -87,7 +87,7 @@ FLASHINFER_HD float ptx_log2(float x) {
 #endif
 }
 
-// Returns the hyperbolic tangent: to 2^-11 on a GPU, which has one instruction for it, to a few ulp of 1 on a
+// Return the hyperbolic tangent: to 2^-11 on a GPU, which has one instruction for it, to a few ulp of 1 on a
 // CPU.
 FLASHINFER_HD float tanh(float x) {
 #if defined(__CUDA_ARCH__)

@@ -36,7 +36,7 @@ constexpr int64_t kPackedTiles = 4;
 
 namespace packing {
 
-// Packs onto workers with `room` each. Returns false if not everything fits. Each worker ends at most one
+// Pack onto workers with `room` each. Return false if not everything fits. Each worker ends at most one
 // split, so that pieces exceed ranges by at most the number of workers.
 inline bool pack(const std::vector<int32_t>& lengths, const std::vector<int32_t>& longest_first, size_t workers,
                  const PackingCosts& costs, int64_t room, std::vector<PackedPiece>& pieces) {
@@ -69,7 +69,7 @@ inline bool pack(const std::vector<int32_t>& lengths, const std::vector<int32_t>
   return true;
 }
 
-// Assigns each whole range to the worker with the least cost so far. Returns the makespan.
+// Assign each whole range to the worker with the least cost so far. Return the makespan.
 inline int64_t assign_whole(const std::vector<int32_t>& lengths, const std::vector<int32_t>& longest_first,
                             size_t workers, const PackingCosts& costs, std::vector<PackedPiece>& pieces) {
   using Used = std::pair<int64_t, int32_t>;

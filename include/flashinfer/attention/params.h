@@ -33,7 +33,7 @@ struct KvCache {
 
   FLASHINFER_HD bool is_paged() const { return indices != nullptr; }
 
-  // Finds the page of token t of a request and the row in it. `first` is indptr[b].
+  // Find the page of token t of a request and the row in it. `first` is indptr[b].
   FLASHINFER_HD void locate(int32_t first, int32_t t, int64_t& page, int64_t& row) const {
     if (is_paged()) {
       uint32_t number, rest;

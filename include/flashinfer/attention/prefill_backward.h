@@ -43,12 +43,12 @@ struct PrefillBackwardParams {
 
 struct Launch;
 
-// Sets `arch`, and `splits`, the number of partial sums that are added at the end. Returns the bytes of
+// Set `arch`, and `splits`, the number of partial sums that are added at the end. Return the bytes of
 // `memory`. Both follow only from shapes and the device: every run adds in the same order, whatever the
 // number of threads.
 int64_t prefill_backward_plan(PrefillBackwardParams& params, const Launch& where);
 
-// Sets a gradient to zero, on the launch's stream if it has one.
+// Set a gradient to zero, on the launch's stream if it has one.
 void prefill_backward_clear(void* gradient, int64_t bytes, const Launch& where);
 
 void prefill_backward(const PrefillBackwardParams& params, const Launch& where);

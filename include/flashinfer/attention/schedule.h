@@ -55,7 +55,7 @@ struct Plan {
 
 namespace schedule {
 
-// Returns a tile and the keys that its rows may see.
+// Return a tile and the keys that its rows may see.
 inline WorkItem tile_of(const PlanRequest& request, int32_t batch, int32_t row_start) {
   WorkItem item{};
   item.batch = batch, item.qo_start = request.qo_start(batch), item.qo_len = request.qo_len(batch);
@@ -75,12 +75,12 @@ inline WorkItem tile_of(const PlanRequest& request, int32_t batch, int32_t row_s
 
 inline int32_t round_up(int64_t value, int32_t step) { return static_cast<int32_t>((value + step - 1) / step * step); }
 
-// Returns the number of splits. A quarter more than `chunk` is not worth a merge.
+// Return the number of splits. A quarter more than `chunk` is not worth a merge.
 inline int32_t pieces_of(int32_t length, int32_t chunk) {
   return int64_t{length} * 4 > int64_t{chunk} * 5 ? static_cast<int32_t>((int64_t{length} + chunk - 1) / chunk) : 1;
 }
 
-// Returns the keys of the busiest worker if tiles of these lengths are cut by `chunk` and assigned longest
+// Return the keys of the busiest worker if tiles of these lengths are cut by `chunk` and assigned longest
 // first, at most two splits per worker.
 inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32_t kv_step, size_t workers) {
   std::vector<int32_t> pieces;
@@ -96,7 +96,7 @@ inline int32_t busiest(const std::vector<int32_t>& lengths, int32_t chunk, int32
   return most;
 }
 
-// Returns the greatest length of a split: a worker's mean share. If that makes a few more splits than
+// Return the greatest length of a split: a worker's mean share. If that makes a few more splits than
 // workers, these would wait for a whole round, and longer splits may finish sooner.
 inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>& tiles, int64_t workers) {
   std::vector<int32_t> lengths;
@@ -119,7 +119,7 @@ inline int32_t chunk_of(const PlanRequest& request, const std::vector<WorkItem>&
   return best;
 }
 
-// Returns the length of the splits of a tile's keys, or 0 if it is not split. `chunk` is the balanced length.
+// Return the length of the splits of a tile's keys, or 0 if it is not split. `chunk` is the balanced length.
 inline int32_t step_of(const PlanRequest& request, const WorkItem& tile, int32_t chunk) {
   const int32_t length = tile.kv_end - tile.kv_start;
   if (!request.split || length == 0) return 0;
@@ -129,7 +129,7 @@ inline int32_t step_of(const PlanRequest& request, const WorkItem& tile, int32_t
   return pieces <= 1 ? 0 : round_up((int64_t{length} + pieces - 1) / pieces, request.kv_step);
 }
 
-// Returns the number of tiles per request, or 1 unless all requests have as many, all tiles of a request see
+// Return the number of tiles per request, or 1 unless all requests have as many, all tiles of a request see
 // the same keys, and the number divides the workers.
 inline int64_t tiles_together(const std::vector<WorkItem>& tiles, int64_t workers) {
   size_t count = 0;
@@ -242,7 +242,7 @@ inline Plan plan(const PlanRequest& given) {
   return result;
 }
 
-// Returns the schedule of one request without a plan.
+// Return the schedule of one request without a plan.
 inline SingleRequest plan_single(const PlanRequest& request) {
   const int32_t rows = request.qo_len(0) * request.group, length = request.kv_lens[0];
   SingleRequest single{request.qo_len(0), length, (rows + request.tile_rows - 1) / request.tile_rows, 1,

@@ -13,7 +13,7 @@
 
 namespace flashinfer {
 
-// Returns params.maybe_sinks [num_qo_heads], in natural units as logits are; null without sinks.
+// Return params.maybe_sinks [num_qo_heads], in natural units as logits are; null without sinks.
 template <typename Params>
 FLASHINFER_HD auto sinks_of(const Params& params, int) -> decltype(static_cast<const float*>(params.maybe_sinks)) {
   return params.maybe_sinks;
@@ -23,7 +23,7 @@ FLASHINFER_HD const float* sinks_of(const Params&, long) {  // a user's variant 
   return nullptr;
 }
 
-// Adds a row's sink to its softmax, `l` = sum of 2^(S - m). Returns the factor that rescales O, because m may
+// Add a row's sink to its softmax, `l` = sum of 2^(S - m). Return the factor that rescales O, because m may
 // have been raised. The caller still divides O by l.
 template <typename Variant, typename Params>
 FLASHINFER_HD float add_sink([[maybe_unused]] const Params& params, [[maybe_unused]] int32_t qo_head,

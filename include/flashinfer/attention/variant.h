@@ -56,7 +56,7 @@ struct AttentionVariantBase {
   }
 };
 
-// Transforms an element of the output of a row whose state is (m, l). `o` is normalised, unless the variant
+// Transform an element of the output of a row whose state is (m, l). `o` is normalised, unless the variant
 // normalises it. Without softmax, the state is (0, 1).
 template <typename Variant, typename Params>
 FLASHINFER_HD float transform_output(const Params& params, const Variant& variant, float o, uint32_t batch_idx,
@@ -71,7 +71,7 @@ FLASHINFER_HD float transform_output(const Params& params, const Variant& varian
   }
 }
 
-// Returns the factor of a row's output with sum l, `rescale / l`. A variant that normalises gets `rescale`.
+// Return the factor of a row's output with sum l, `rescale / l`. A variant that normalises gets `rescale`.
 template <typename Variant>
 FLASHINFER_HD float normaliser_of(float l, float rescale) {
   if constexpr (!Variant::use_softmax) return 1.0f;
@@ -91,7 +91,7 @@ template <typename Variant>
 constexpr bool transforms_pairs<Variant, std::void_t<decltype(&Variant::transform_pair)>> =
     std::is_same_v<decltype(&Variant::transform_pair), void (Variant::*)(float&, float&) const>;
 
-// Applies a variant's own window to the masks of a work item. A function that returned the masks would cost
+// Apply a variant's own window to the masks of a work item. A function that returned the masks would cost
 // registers in the kernels of other variants.
 template <typename Variant>
 FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Variant& variant) {
@@ -103,7 +103,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
 
 }  // namespace flashinfer
 
-// Transforms an element of a query or a key, as float, before it is used.
+// Transform an element of a query or a key, as float, before it is used.
 #define REGISTER_QUERY_TRANSFORM(params, q, ...)                                     \
   static constexpr bool transforms_query = true;                                     \
   template <typename Params, typename T>                                             \
@@ -116,7 +116,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
   FLASHINFER_HD T KeyTransform([[maybe_unused]] const Params& params, T k) const { \
     __VA_ARGS__                                                                    \
   }
-// Transforms the product q . k of one query and one key, as float. Called once for each existing pair, so
+// Transform the product q . k of one query and one key, as float. Called once for each existing pair, so
 // that a variant may use the numbers as indices.
 #define REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, ...) \
   static constexpr bool transforms_logits = true;                                                           \
@@ -127,7 +127,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
                                   [[maybe_unused]] uint32_t kv_head_idx) const {                            \
     __VA_ARGS__                                                                                             \
   }
-// Returns true if the query may see the key. The mask mode, the window and the lengths apply as well.
+// Return true if the query may see the key. The mask mode, the window and the lengths apply as well.
 #define REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, ...)                        \
   static constexpr bool masks_logits = true;                                                                          \
   template <typename Params>                                                                                          \
@@ -136,7 +136,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
                                 [[maybe_unused]] uint32_t qo_head_idx, [[maybe_unused]] uint32_t kv_head_idx) const { \
     __VA_ARGS__                                                                                                       \
   }
-// Transforms an element of the output, as float. There are two forms:
+// Transform an element of the output, as float. There are two forms:
 //   (params, output, batch_idx, qo_idx, qo_head_idx, { ... })               output is normalised
 //   (params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, { ... })  the body normalises it
 // In the second form, output is the sum of 2^(S - m) V over all keys, times the scale of V, and d is the sum of
@@ -165,7 +165,7 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
     __VA_ARGS__                                                                                          \
   }
 
-// Selects the second form if there are four arguments or more, at most 35.
+// Select the second form if there are four arguments or more, at most 35.
 #define FLASHINFER_OUTPUT_FORM(...)                                                                            \
   FLASHINFER_36TH(__VA_ARGS__, FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT), FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT), \
                   FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT), FLASHINFER_8(FLASHINFER_SUMMED_OUTPUT),              \

@@ -73,7 +73,7 @@ enum class NormQuant : int32_t { kNone, kStatic, kToken, kGroup };
 // Bytes that NVLink moves in the time of a hop: 1.7 us at 360 GB/s (two H100).
 constexpr int64_t kHopBytes = 612'000;
 
-// Returns true if two shots move an input of `bytes` faster. For two ranks they move as many bytes as one shot.
+// Return true if two shots move an input of `bytes` faster. For two ranks they move as many bytes as one shot.
 FLASHINFER_HD bool is_faster_in_two_shots(int64_t ranks, int64_t bytes) {
   return ranks > 2 && bytes * (ranks - 1) * (ranks - 2) > kHopBytes * ranks;
 }
@@ -125,7 +125,7 @@ FLASHINFER_HD float token_scale(float maximum) {
   return scale > kMinTokenScale ? scale : kMinTokenScale;
 }
 
-// Returns the exponent field of the smallest power of two that scales the largest magnitude of a group to at most 448.
+// Return the exponent field of the smallest power of two that scales the largest magnitude of a group to at most 448.
 FLASHINFER_HD uint32_t group_exponent(float maximum) {
   const float scale = (maximum > kMinGroupMaximum ? maximum : kMinGroupMaximum) / kMaxE4M3;
   uint32_t bits;
@@ -134,7 +134,7 @@ FLASHINFER_HD uint32_t group_exponent(float maximum) {
   return exponent < 254 ? exponent : 254;
 }
 
-// Returns the byte of scale_out for a row's group: the exponents of four groups are the bytes of a word.
+// Return the byte of scale_out for a row's group: the exponents of four groups are the bytes of a word.
 FLASHINFER_HD uint8_t* exponent_of(void* scale_out, const AllReduceParams& p, int64_t row, int64_t group) {
   return static_cast<uint8_t*>(scale_out) + (row * p.scale_row_stride + group / 4 * p.scale_word_stride) * 4 +
          group % 4;

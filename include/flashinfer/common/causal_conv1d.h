@@ -56,7 +56,7 @@ FLASHINFER_HD ConvSpan conv_span(const CausalConv1dInputs& in, int64_t n) {
   return {n, begin, last < begin ? begin : last > most ? most : last};
 }
 
-// Returns the sequence of token t of a batch: the last one that begins at t or before. The result always
+// Return the sequence of token t of a batch: the last one that begins at t or before. The result always
 // contains t.
 FLASHINFER_HD ConvSpan conv_span_at(const CausalConv1dInputs& in, int64_t batch, int64_t t) {
   if (!in.cu_seqlens.data) return {batch, 0, in.num_tokens};
@@ -108,7 +108,7 @@ struct CausalConv1dUpdateParams {
 
 struct Launch;
 
-// Returns the tokens in a part of the gradient. A sum takes at most kConvSumBytes.
+// Return the tokens in a part of the gradient. A sum takes at most kConvSumBytes.
 int64_t causal_conv1d_part_tokens(const CausalConv1dInputs& inputs, const Launch& launch);
 constexpr int64_t kConvSumBytes = 8;
 

@@ -92,12 +92,12 @@ struct DeltaRuleParams {
   DType checkpoint_dtype;
   void* workspace;  // delta_rule_chunk_workspace() bytes, unused by steps
 
-  // Returns a slot of initial_state or final_state, or null if that is null.
+  // Return a slot of initial_state or final_state, or null if that is null.
   FLASHINFER_HD const void* initial_slot(int64_t slot) const {
     return initial_state ? static_cast<const char*>(initial_state) + slot * slot_bytes : nullptr;
   }
   FLASHINFER_HD void* final_slot(int64_t slot) const { return static_cast<char*>(final_state) + slot * slot_bytes; }
-  // Returns the row of the checkpoint after `count` tokens of sequence n, or -1 if none is due. Invalid rows are not
+  // Return the row of the checkpoint after `count` tokens of sequence n, or -1 if none is due. Invalid rows are not
   // written.
   FLASHINFER_HD int64_t checkpoint_row(int64_t n, int64_t count) const {
     if (!checkpoints || count == 0 || count % checkpoint_every != 0) return -1;
@@ -123,9 +123,9 @@ struct DeltaRuleBackwardParams {
 
 struct Launch;
 
-// Returns the workspace of the chunk kernels in bytes, or 0 if the call does not use them.
+// Return the workspace of the chunk kernels in bytes, or 0 if the call does not use them.
 int64_t delta_rule_chunk_workspace(const DeltaRuleInputs& inputs, const Launch& launch);
-// Returns the workspace of the gradient kernels in bytes.
+// Return the workspace of the gradient kernels in bytes.
 int64_t delta_rule_workspace(const DeltaRuleBackwardParams& params, const Launch& launch);
 
 void delta_rule(const DeltaRuleParams& params, const Launch& launch);

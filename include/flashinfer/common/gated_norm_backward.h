@@ -30,7 +30,7 @@ struct GatedRmsNormBackwardParams {
 
 struct Launch;
 
-// Returns the number of parts of the rows.
+// Return the number of parts of the rows.
 int64_t gated_norm_backward_parts(int64_t num_rows, int64_t num_groups, int64_t group_size, const Launch& launch);
 constexpr int64_t kGatedSumBytes = 8;
 

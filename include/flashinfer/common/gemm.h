@@ -67,7 +67,7 @@ struct GemmParams {
 
 struct Launch;
 void grouped_gemm(const GemmParams& params, const Launch& launch);  // without a gate
-// Computes the gate in the epilogue and returns true. Returns false if no kernel serves the call: the caller
+// Compute the gate in the epilogue and return true. Return false if no kernel serves the call: the caller
 // then runs grouped_gemm() and gate_rows().
 bool grouped_gemm_with_gate(const GemmParams& params, const Launch& launch);
 struct ActivateParams;

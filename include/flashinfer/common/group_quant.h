@@ -29,7 +29,7 @@ struct GroupQuantParams {
     return power_of_two ? next_power_of_two(scale) : scale;
   }
 
-  // Returns the least power of two that is not below a positive number, or infinity.
+  // Return the least power of two that is not below a positive number, or infinity.
   FLASHINFER_HD static float next_power_of_two(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);

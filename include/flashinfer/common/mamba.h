@@ -72,7 +72,7 @@ struct RowScale {
   }
 };
 
-// Returns the magnitude of an element for the largest of its row. NaN counts as infinity, because a maximum of
+// Return the magnitude of an element for the largest of its row. NaN counts as infinity, because a maximum of
 // floats ignores it.
 FLASHINFER_HD float magnitude_in_row(float s) {
   const float magnitude = s < 0 ? -s : s;
@@ -111,7 +111,7 @@ struct StateUpdateParams {
   FLASHINFER_HD int64_t head_size() const { return dim * state_size; }
   FLASHINFER_HD bool is_slot(int64_t slot) const { return slot >= 0 && slot < num_slots && slot != pad_slot; }
 
-  // Returns true if all elements of a head's state share a decay, as in Mamba-2.
+  // Return true if all elements of a head's state share a decay, as in Mamba-2.
   bool one_decay() const {
     return dt.strides[3] == 0 && a.strides[1] == 0 && a.strides[2] == 0 && bias.strides[1] == 0;
   }
@@ -135,7 +135,7 @@ struct StateSequence {
     history_slot = slot >= 0 && p.history_indices.data ? p.history_indices.at(n, 0) : slot;
   }
 
-  // Returns the slot for the state after token `t` of this sequence, or -1.
+  // Return the slot for the state after token `t` of this sequence, or -1.
   FLASHINFER_HD int64_t slot_after(const StateUpdateParams& p, int64_t n, int64_t t) const {
     if (!p.update || slot < 0 || (!p.accepted.data && t + 1 != end)) return -1;
     const IndexTable& table = p.output_slots.data ? p.output_slots : p.slots;
@@ -145,14 +145,14 @@ struct StateSequence {
     return p.is_slot(to) ? to : -1;
   }
 
-  // Returns the index of the head's state after token `t` in `history`, or -1.
+  // Return the index of the head's state after token `t` in `history`, or -1.
   FLASHINFER_HD int64_t history_after(const StateUpdateParams& p, int64_t t, int64_t head) const {
     if (!p.history || history_slot < 0 || history_slot >= p.history_slots || t - begin >= p.history_steps) return -1;
     return (history_slot * p.history_steps + t - begin) * p.num_heads + head;
   }
 };
 
-// Returns four random words for elements [4 i, 4 i + 4) of a pool of states, after token `t`.
+// Return four random words for elements [4 i, 4 i + 4) of a pool of states, after token `t`.
 FLASHINFER_HD PhiloxBlock rounding_words(uint64_t seed, int64_t i, int64_t t, int rounds) {
   const PhiloxBlock counter{
       {static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), static_cast<uint32_t>(t), 0x73727475u}};

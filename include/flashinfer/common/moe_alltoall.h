@@ -54,7 +54,7 @@ FLASHINFER_HD int64_t whole_areas(int64_t bytes) { return (bytes + kAreaBytes - 
 
 FLASHINFER_HD uint8_t* region_of(const CommGroup& group, int rank) { return group.inbox[rank] + kHeaderBytes; }
 
-// Returns the rank of entry k of a token's experts if no entry before it has the same rank, else -1. `seen` has the
+// Return the rank of entry k of a token's experts if no entry before it has the same rank, else -1. `seen` has the
 // ranks of the entries before it as bits.
 FLASHINFER_HD int next_target(const MoeDispatchParams& p, int64_t token, int k, uint32_t& seen) {
   const int32_t expert = p.experts[token * p.top_k + k];
@@ -65,7 +65,7 @@ FLASHINFER_HD int next_target(const MoeDispatchParams& p, int64_t token, int k, 
   return target;
 }
 
-// Returns the widest access in bytes, at most 16, that divides all of `bits`.
+// Return the widest access in bytes, at most 16, that divides all of `bits`.
 FLASHINFER_HD int access_bytes(uint64_t bits) {
   int bytes = 16;
   while (bits % bytes != 0) bytes /= 2;

@@ -11,7 +11,7 @@ class Registered {
   explicit Registered(const T& value) : value_(value), next_(first_) { first_ = this; }
   Registered(const Registered&) = delete;
 
-  // Calls `visit` with each value until it returns true. Returns false if it never does.
+  // Call `visit` with each value until it returns true. Return false if it never does.
   template <typename Visit>
   static bool any(Visit&& visit) {
     for (const Registered* one = first_; one; one = one->next_)

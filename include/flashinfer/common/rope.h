@@ -19,7 +19,7 @@ struct RopeHeads {
 
 constexpr int kMaxRotaryPairs = 256;
 
-// Rotates pair i of every head of a token by the token's angle of frequency i:
+// Rotate pair i of every head of a token by the token's angle of frequency i:
 //   (a, b) -> (a cos - b sin, b cos + a sin)
 // A pair is elements (i, i + rotary_dim / 2), or (2 i, 2 i + 1) if `interleave`. Elements from rotary_dim on
 // are copied.

@@ -46,17 +46,17 @@ class RankCall {
     if (!failed()) send(area_of(group_, peer, group_.rank, epoch_) + row * padded(bytes), data, bytes);
   }
 
-  // Sends the row to all peers, from the next rank on.
+  // Send the row to all peers, from the next rank on.
   void send_row(int64_t row, const uint8_t* data, int64_t bytes) const {
     for (int d = 1; d < group_.ranks; ++d) send_row_to((group_.rank + d) % group_.ranks, row, data, bytes);
   }
 
-  // Receives a row of `sender` from the inbox, and clears its words. After an error the row is NaN.
+  // Receive a row of `sender` from the inbox, and clear its words. After an error the row is NaN.
   void receive_row(int64_t row, int sender, uint8_t* to, int64_t bytes) const {
     receive(area_of(group_, group_.rank, sender, epoch_) + row * padded(bytes), sender, to, bytes);
   }
 
-  // Copies this rank's own row with the bits that its peers receive.
+  // Copy this rank's own row with the bits that its peers receive.
   static void copy_row(uint8_t* to, const uint8_t* data, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 4) {
       const uint32_t word = word_at(data, at, bytes);
@@ -64,7 +64,7 @@ class RankCall {
     }
   }
 
-  // Compares the headers of all ranks with this call, and ends the call.
+  // Compare the headers of all ranks with this call, and end the call.
   void finish() const {
     for (int sender = 0; sender < group_.ranks; ++sender) {
       if (sender == group_.rank) continue;
@@ -99,7 +99,7 @@ class RankCall {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count();
   }
 
-  // Returns the word at a byte of a row, padded with zeros at the row's end, as it is sent.
+  // Return the word at a byte of a row, padded with zeros at the row's end, as it is sent.
   static uint32_t word_at(const uint8_t* data, int64_t at, int64_t bytes) {
     uint32_t word = 0;
     std::memcpy(&word, data + at, bytes - at < 4 ? bytes - at : 4);
@@ -129,7 +129,7 @@ class RankCall {
     return reinterpret_cast<uint32_t*>(header_of(group_, group_.rank, sender, epoch));
   }
 
-  // Reads the header of a rank. Returns true if it has arrived.
+  // Read the header of a rank. Return true if it has arrived.
   bool has_header(int sender, CallHeader* header) const {
     auto* to = reinterpret_cast<uint32_t*>(header);
     bool arrived = true;
@@ -138,7 +138,7 @@ class RankCall {
     return arrived;
   }
 
-  // Returns true if a wait for `sender` must end.
+  // Return true if a wait for `sender` must end.
   bool must_stop(int sender) const {
     if (failed()) return true;
     CallHeader theirs{};
@@ -159,7 +159,7 @@ class RankCall {
     return true;
   }
 
-  // Records the first error of the workspace.
+  // Record the first error of the workspace.
   void report(CommError error, int rank, const CallHeader& theirs) const {
     uint32_t none = 0;
     if (!__atomic_compare_exchange_n(&group_.state->failed, &none, static_cast<uint32_t>(error), false,
@@ -176,7 +176,7 @@ class RankCall {
   const uint64_t deadline_;
 };
 
-// Writes quant_out from the rounded norm, and scale_out if scales are computed here.
+// Write quant_out from the rounded norm, and scale_out if scales are computed here.
 template <typename T>
 void quantize_norm(const AllReduceParams& p, const T* norm) {
   const int64_t n = p.hidden;
@@ -215,13 +215,13 @@ void quantize_norm(const AllReduceParams& p, const T* norm) {
   });
 }
 
-// Adds the parts of a row in the order of ranks, and rounds the sum.
+// Add the parts of a row in the order of ranks, and round the sum.
 template <typename T>
 class RowSum {
  public:
   explicit RowSum(int64_t n) : part_(n), sum_(n) {}
 
-  // Receives the row from all ranks. `own` is this rank's part. Returns the sum as bytes, valid until the next call.
+  // Receive the row from all ranks. `own` is this rank's part. Return the sum as bytes, valid until the next call.
   const uint8_t* take(const RankCall& call, const CommGroup& group, int64_t row, const uint8_t* own) {
     const int64_t n = part_.size(), bytes = n * static_cast<int64_t>(sizeof(T));
     auto* taken = reinterpret_cast<uint8_t*>(part_.data());
@@ -245,7 +245,7 @@ class RowSum {
   std::vector<float> sum_;
 };
 
-// Adds the parts of each row in the order of ranks. `residual_out` and `norm_out` may be `input` or `residual_in`: they
+// Add the parts of each row in the order of ranks. `residual_out` and `norm_out` may be `input` or `residual_in`: they
 // are written after all sums are in `out`.
 template <typename T>
 void allreduce(const AllReduceParams& p) {

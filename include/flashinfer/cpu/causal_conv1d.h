@@ -63,7 +63,7 @@ class ConvRows {
   ConvRows(const CausalConv1dInputs& in, int64_t batch, int64_t first, int64_t count)
       : in_(in), x_(static_cast<const T*>(in.x) + batch * in.x_batch_stride + first), first_(first), count_(count) {}
 
-  // Reads x of time t. Before span.begin it comes from the initial state.
+  // Read x of time t. Before span.begin it comes from the initial state.
   void read(const ConvSpan& span, int64_t t) {
     S* row = rows_[ring(t)];
     if (t >= span.begin) {
@@ -88,7 +88,7 @@ class ConvRows {
 };
 static_assert(kMaxConvWidth == 4, "the ring has four rows");
 
-// Calls of_x or of_initial for each time of a final state: the time lies in the sequence, or before it.
+// Call of_x or of_initial for each time of a final state: the time lies in the sequence, or before it.
 template <typename OfX, typename OfInitial>
 inline void conv_final_times(const ConvSpan& span, int width, const OfX& of_x, const OfInitial& of_initial) {
   for (int i = 0; i < width - 1; ++i) {
@@ -101,7 +101,7 @@ inline void conv_final_times(const ConvSpan& span, int width, const OfX& of_x, c
   }
 }
 
-// Calls body(batch, first token, last token, first channel, channels, piece) for pieces of at most `tokens`
+// Call body(batch, first token, last token, first channel, channels, piece) for pieces of at most `tokens`
 // tokens.
 template <typename Body>
 void for_conv_pieces(const CausalConv1dInputs& in, int64_t tokens, const Body& body) {
@@ -167,7 +167,7 @@ void causal_conv1d_of(const CausalConv1dParams& p) {
   });
 }
 
-// Returns the slot of a row's state, or -1.
+// Return the slot of a row's state, or -1.
 inline int64_t conv_slot(const CausalConv1dUpdateParams& p, int64_t row) {
   const int64_t slot = p.slots.data ? p.slots[row] : row;
   return slot == p.pad_slot || slot < 0 || slot >= p.num_slots ? -1 : slot;

@@ -10,7 +10,7 @@
 
 namespace flashinfer::cpu {
 
-// Returns a value that depends on the shape only: with the number of threads, the order of sums would change.
+// Return a value that depends on the shape only: with the number of threads, the order of sums would change.
 inline int64_t causal_conv1d_part_tokens(const CausalConv1dInputs& in) {
   constexpr int64_t kMaxParts = 64;
   const int64_t tokens = (in.batch_size * in.num_tokens + kMaxParts - 1) / kMaxParts;
@@ -40,7 +40,7 @@ struct ConvGradients {
 
   S* grad(int64_t t) { return grads[t & 3]; }
 
-  // Computes g at time t. Rows must be loaded from t - (W - 1) on.
+  // Compute g at time t. Rows must be loaded from t - (W - 1) on.
   void argument_grad(int64_t t) {
     S* to = grad(t);
     if (!p.grad_out) {
@@ -61,7 +61,7 @@ struct ConvGradients {
     });
   }
 
-  // Computes the tokens [start, stop) of a sequence. sums: W + 1 rows of all channels.
+  // Compute the tokens [start, stop) of a sequence. sums: W + 1 rows of all channels.
   void run_tokens(const ConvSpan& span, int64_t start, int64_t stop, S* sums) {
     const int64_t last = std::min(stop + kWidth - 1, span.end);
     for (int64_t t = last - 1; t > last - kWidth; --t) rows.read(span, t);
@@ -96,7 +96,7 @@ struct ConvGradients {
     });
   }
 
-  // Computes the gradient of a sequence's initial state. Its first tokens read it. If the sequence is shorter
+  // Compute the gradient of a sequence's initial state. Its first tokens read it. If the sequence is shorter
   // than the state, part of the initial state moves to the final one.
   void initial_grad(const ConvSpan& span) {
     const int64_t last = std::min(span.begin + kWidth - 1, span.end);

@@ -21,7 +21,7 @@ inline float number_at(const StridedNumbers& numbers, int64_t at) {
 
 inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// Stores a row of a state as integers with a scale.
+// Store a row of a state as integers with a scale.
 inline void store_scaled_row(int16_t* to, float* scale, const float* row, int64_t n) {
   float largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude_in_row(row[i]));
@@ -31,7 +31,7 @@ inline void store_scaled_row(int16_t* to, float* scale, const float* row, int64_
     to[i] = of.inverse == 0 ? int16_t{0} : static_cast<int16_t>(std::lrint(row[i] * of.inverse));
 }
 
-// Stores a row of a state. `element` is the index of its first element in the pool, for random numbers.
+// Store a row of a state. `element` is the index of its first element in the pool, for random numbers.
 template <typename S>
 void store_state_row(const StateUpdateParams& p, S* to, const float* row, int64_t element, int64_t t) {
   const int64_t n = p.state_size;
@@ -98,7 +98,7 @@ class StateUpdate {
     return exp(-max(splat(-88.0f), -max(splat(-87.0f), load(values))));
   }
 
-  // Loads a row of the state before the first token. Padding starts from zeros.
+  // Load a row of the state before the first token. Padding starts from zeros.
   void load_row(int64_t row, int64_t at) {
     if (tokens_.slot < 0) return std::fill(row_.begin(), row_.end(), 0.0f);
     const S* from = static_cast<const S*>(p_.state) + tokens_.slot * p_.slot_stride + at;

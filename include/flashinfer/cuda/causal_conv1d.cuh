@@ -45,7 +45,7 @@ struct ConvTaps {
   }
 };
 
-// Loads x of a time in some channels. Before the sequence it comes from the initial state.
+// Load x of a time in some channels. Before the sequence it comes from the initial state.
 template <typename T, int kWidth, int kN>
 __device__ __forceinline__ void conv_time(const CausalConv1dInputs& in, const ConvSpan& span, int64_t batch, int64_t t,
                                           int64_t channel, float (&x)[kN]) {
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_kernel(const Causa
   }
 }
 
-// Returns true if a thread can take kN channels: rows of x and of new tensors are aligned to kN elements.
+// Return true if a thread can take kN channels: rows of x and of new tensors are aligned to kN elements.
 template <typename T, int kN>
 inline bool conv_fits(const CausalConv1dInputs& in, const void* grad = nullptr) {
   const auto whole = [](int64_t elements) { return elements % kN == 0; };
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kConvThreads) causal_conv1d_update_kernel(cons
   }
 }
 
-// Calls body(std::integral_constant<int, width>).
+// Call body(std::integral_constant<int, width>).
 template <typename Body>
 void with_conv_width(int width, const Body& body) {
   switch (width) {

@@ -18,7 +18,7 @@ constexpr int kMaxConvTokens = 1024;  // per part: longer float sums lose digits
 template <typename T>
 constexpr int kConvGradChannels = 8 / sizeof(T);
 
-// Returns the tokens per part. Parts grow while there are eight CTAs per SM, so that the sums of parts stay a
+// Return the tokens per part. Parts grow while there are eight CTAs per SM, so that the sums of parts stay a
 // small share of the traffic.
 inline int64_t causal_conv1d_part_tokens(const CausalConv1dInputs& in, const Launch& where) {
   const int64_t columns = conv_blocks(in.num_channels, kConvChannels);
@@ -82,14 +82,14 @@ struct ConvGradients {
     }
   }
 
-  // Returns the gradient of element i of a sequence's final state.
+  // Return the gradient of element i of a sequence's final state.
   __device__ __forceinline__ float final_grad(int64_t sequence, int c, int64_t i) const {
     const T* from = static_cast<const T*>(p.grad_final);
     return to_float(from[(sequence * in.num_channels + channel + c) * (kWidth - 1) + i]);
   }
 };
 
-// Computes the gradient of a sequence's initial state. Its first tokens read it. If the sequence is shorter
+// Compute the gradient of a sequence's initial state. Its first tokens read it. If the sequence is shorter
 // than the state, part of the initial state moves to the final one.
 template <typename T, int kWidth, int kN>
 __device__ __forceinline__ void conv_grad_initial(const CausalConv1dBackwardParams& p, int64_t n, int64_t channel) {

@@ -18,7 +18,7 @@ namespace flashinfer::cuda {
 template <typename T, template <typename> class Act>
 using GateFunction = Act<std::conditional_t<std::is_same_v<T, float>, DoubleMath, FloatMath>>;
 
-// Returns the start of a group of a row.
+// Return the start of a group of a row.
 template <typename T>
 __device__ __forceinline__ const T* group_of(const void* tensor, const Rows& rows, int64_t row, int64_t start) {
   return static_cast<const T*>(tensor) + rows.offset(row) + start;

@@ -20,7 +20,7 @@ __device__ __forceinline__ float number_at(const StridedNumbers& numbers, int64_
   return to_float(static_cast<const bfloat16_t*>(numbers.data)[at]);
 }
 
-// Loads kN elements, in as many accesses as they need.
+// Load kN elements, in as many accesses as they need.
 template <typename T, int kN>
 __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
   constexpr int kMaxPart = kVecBytes / static_cast<int>(sizeof(T)), kPart = kN < kMaxPart ? kN : kMaxPart;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_floats(const T* from, float (&to)[kN]) {
   }
 }
 
-// Loads kN elements of a row of A that begins at `row`, from `column` on. With kN > 1 they are contiguous
+// Load kN elements of a row of A that begins at `row`, from `column` on. With kN > 1 they are contiguous
 // floats.
 template <int kN>
 __device__ __forceinline__ void numbers_at(const StridedNumbers& numbers, int64_t row, int column, float (&to)[kN]) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void numbers_at(const StridedNumbers& numbers, int64_
   }
 }
 
-// Rounds kN neighbours of a state at random. Random words come in fours, for elements from a multiple of 4 in
+// Round kN neighbours of a state at random. Random words come in fours, for elements from a multiple of 4 in
 // the pool. Not inlined, because the random numbers take more registers than all the rest.
 template <typename S, int kN>
 __device__ __noinline__ Vec<S, kN> rounded_at_random(const StateUpdateParams& p, Vec<float, kN> values, int64_t element,
@@ -93,7 +93,7 @@ struct StateRows {
         if (row(i) < p.dim && column(chunk) < p.state_size) body(at[i][chunk], row(i) * p.state_size + column(chunk));
   }
 
-  // Loads the head's state from a slot. Padding, slot -1, starts from zeros.
+  // Load the head's state from a slot. Padding, slot -1, starts from zeros.
   __device__ __forceinline__ void load(const StateUpdateParams& p, const S* from, int64_t slot, int64_t head) {
     const int64_t end = slot < 0 ? 0 : p.dim;
     Vec<S, kVec> raw[kRows][kChunks];
@@ -122,7 +122,7 @@ struct StateRows {
     }
   }
 
-  // Stores rows of integers and their scales. Lanes after the end of a row have zeros.
+  // Store rows of integers and their scales. Lanes after the end of a row have zeros.
   __device__ __forceinline__ void store_scaled(const StateUpdateParams& p, S* to, float* scales, int64_t stride) {
     float inverses[kRows];
 #pragma unroll
@@ -263,7 +263,7 @@ void launch_state_update(const StateUpdateParams& p, const Launch& where) {
   launch(state_update_kernel<T, S, Rows, kOneDecay, kRandom>, blocks, kStateThreads, where, p, static_cast<int>(tiles));
 }
 
-// Returns true if vectors of `n` elements of T, or of 16 bytes if shorter, are aligned in B and C.
+// Return true if vectors of `n` elements of T, or of 16 bytes if shorter, are aligned in B and C.
 template <typename T>
 bool has_token_vectors(const TokenTensor& tensor, int64_t n) {
   const int64_t bytes = n * static_cast<int64_t>(sizeof(T)) < kVecBytes ? n * sizeof(T) : kVecBytes;
@@ -272,7 +272,7 @@ bool has_token_vectors(const TokenTensor& tensor, int64_t n) {
          tensor.token_stride % elements == 0 && tensor.head_stride % elements == 0;
 }
 
-// Returns true if rows of A are floats that allow loads of 16 bytes.
+// Return true if rows of A are floats that allow loads of 16 bytes.
 inline bool has_decay_vectors(const StridedNumbers& a, int64_t state_size) {
   return a.dtype == DType::kFloat32 && (state_size == 1 || a.strides[2] == 1) && a.strides[0] % 4 == 0 &&
          a.strides[1] % 4 == 0 && reinterpret_cast<uintptr_t>(a.data) % 16 == 0;

@@ -48,7 +48,7 @@ struct QuantToken {
     slot = p.pages.batch_indices ? find_slot(p.pages, token) : Slot{-1, 0};
   }
 
-  // Returns the output of a head, or null without a slot.
+  // Return the output of a head, or null without a slot.
   __device__ __forceinline__ uint8_t* output(const QuantHeads& part, int64_t token, uint32_t head) const {
     if (part.paged && slot.page < 0) return nullptr;
     const int64_t at = part.paged ? slot.page * part.page_stride + slot.entry * part.output_token_stride
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kRopeQuantThreads)
   }
 }
 
-// Returns true if every head splits into units of kN elements that are aligned on both sides.
+// Return true if every head splits into units of kN elements that are aligned on both sides.
 template <typename T, int kN>
 bool fits_units(const RopeQuantParams& p) {
   bool fits = fits_vectors<float>({p.cos_sin_cache}, p.cache_stride);

@@ -12,7 +12,7 @@ struct Lists {
   std::vector<uint32_t> tickets;
 };
 
-// Makes a schedule of drawn lengths. Some lie outside of their bounds, which counts as the nearer bound.
+// Make a schedule of drawn lengths. Some lie outside of their bounds, which counts as the nearer bound.
 void scheduled(int32_t batch, int32_t q_len, int32_t workers, int32_t longest, bool causal, int32_t window) {
   constexpr int32_t kGroup = 3, kTileRows = 4, kKvHeads = 2, kTableStride = 77, kMaxKeys = 20000;
   std::vector<int32_t> lens(batch);

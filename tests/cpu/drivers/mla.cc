@@ -31,7 +31,7 @@ class Case {
       if (i % kScaleRow < kMlaScales) scales_[i] = std::exp2(drawn<float>(1)[0]);
   }
 
-  // Gives every query and key the same rotary part, of zeros.
+  // Give every query and key the same rotary part, of zeros.
   void remove_rotary_parts() { has_rope_ = false, q_pe_.assign(kMlaKpe, T{}), kpe_.assign(kMlaKpe, KV{}); }
 
   void run(int32_t tile_rows) {

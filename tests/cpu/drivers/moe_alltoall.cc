@@ -26,7 +26,7 @@ struct Round {
 
   int64_t tokens(int rank) const { return static_cast<int64_t>(ids[rank].size()) / kTopK; }
 
-  // Returns the ranks of a token's experts, in the order of their first names.
+  // Return the ranks of a token's experts, in the order of their first names.
   std::vector<int> ranks_of(int rank, int64_t token) const {
     std::vector<int> named;
     for (int k = 0; k < kTopK; ++k) {

@@ -38,7 +38,7 @@ inline std::vector<BackwardRequest> backward_requests(const PrefillBackwardParam
   return requests;
 }
 
-// Returns into how many splits the keys are cut, so that many threads have work if requests and heads are
+// Return into how many splits the keys are cut, so that many threads have work if requests and heads are
 // few. Memory for the partial sums of dQ limits the number.
 inline int32_t prefill_backward_splits(const PrefillBackwardParams& params) {
   constexpr int64_t kTasks = 64, kNumbers = int64_t{1} << 26;
@@ -66,7 +66,7 @@ void prefill_backward(const PrefillBackwardParams& params) {
           .run(begin, std::min(end, request.item.kv_len), split);
     }
   });
-  // Adds the partial sums of dQ in the order of the splits.
+  // Add the partial sums of dQ in the order of the splits.
   const int32_t group = params.num_qo_heads / params.num_kv_heads, dim = params.head_dim_qk;
   parallel_tasks(pairs, [&](const auto& next) {
     for (int64_t task; (task = next()) < pairs;) {

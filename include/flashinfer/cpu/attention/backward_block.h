@@ -38,7 +38,7 @@ struct BackwardScratch {
         ds(memory.take(kBackwardRows * kWeightStride)) {}
 };
 
-// Calls body(d, constant of vectors) for the panels of a head of `dim` numbers.
+// Call body(d, constant of vectors) for the panels of a head of `dim` numbers.
 template <typename Body>
 inline void for_panels(int dim, const Body& body) {
   int d = 0;

@@ -33,7 +33,7 @@ class BackwardTask {
         s_(scratch),
         mask_(mask_params(params, request), request.item) {}
 
-  // Computes keys [begin, end) of the request, with sums of dQ in partial number `split`.
+  // Compute keys [begin, end) of the request, with sums of dQ in partial number `split`.
   void run(int32_t begin, int32_t end, int32_t split) {
     float* sums = p_.memory + partial_row(p_, item_, head_, split) * p_.head_dim_qk;
     for (chunk_ = begin; chunk_ < end; chunk_ += kBackwardChunk) {
@@ -48,7 +48,7 @@ class BackwardTask {
     }
   }
 
-  // Returns the first row of the partial sums of dQ of a request, a KV head and a split.
+  // Return the first row of the partial sums of dQ of a request, a KV head and a split.
   static int64_t partial_row(const PrefillBackwardParams& p, const WorkItem& item, int32_t kv_head, int32_t split) {
     const int64_t group = p.num_qo_heads / p.num_kv_heads;
     return (split * p.tokens + item.qo_start) * p.num_qo_heads + kv_head * group * item.qo_len;
@@ -246,7 +246,7 @@ class BackwardTask {
     }
   }
 
-  // Returns a logit in base 2. `slope` becomes its derivative by the scaled product.
+  // Return a logit in base 2. `slope` becomes its derivative by the scaled product.
   vfloat transformed(int row, vfloat x, int t, vint lanes, vfloat& slope) const {
     x *= p_.sm_scale;
     if (p_.alibi_slopes) {

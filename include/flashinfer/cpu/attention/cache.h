@@ -8,7 +8,7 @@
 
 namespace flashinfer::cpu {
 
-// Finds `count` rows of keys or values from token `begin` of a request, whose pages start at `first`.
+// Find `count` rows of keys or values from token `begin` of a request, whose pages start at `first`.
 template <typename T>
 inline void locate_rows(const KvCache& kv, bool keys, int64_t offset, int32_t first, int32_t begin, int32_t count,
                         const T** rows) {
@@ -24,7 +24,7 @@ inline void locate_rows(const KvCache& kv, bool keys, int64_t offset, int32_t fi
   }
 }
 
-// Throws if the page table names a page outside of the cache.
+// Throw if the page table names a page outside of the cache.
 inline void check_pages(const AttentionParams& params) {
   for (int32_t i = 0; params.kv.is_paged() && i < params.num_items(); ++i) {
     const WorkItem item = params.item(i);

@@ -14,7 +14,7 @@
 
 namespace flashinfer::cpu {
 
-// Returns the number of heads per task. The heads of a token are adjacent in most caches, and memory is
+// Return the number of heads per task. The heads of a token are adjacent in most caches, and memory is
 // faster in long reads. Two blocks of their keys and values fit into the second-level cache.
 inline int32_t heads_of_task(int64_t row_bytes) {
   return row_bytes > 2048 ? 1 : static_cast<int32_t>(2048 / row_bytes);
@@ -108,7 +108,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
     std::fill(next_v + count, next_v + kDecodeKeys, next_v[count - 1]);
   }
 
-  // Selects the rows of the next block to prefetch while head number i is computed: all heads of a token in
+  // Select the rows of the next block to prefetch while head number i is computed: all heads of a token in
   // order.
   const KV* const* ahead(const KV* const* next, int64_t head_stride, int i, const KV** rows) const {
     for (int t = 0, token = i * kDecodeKeys / heads, head = i * kDecodeKeys % heads; t < kDecodeKeys; ++t) {
@@ -118,7 +118,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
     return rows;
   }
 
-  // Computes head number i with a block of keys.
+  // Compute head number i with a block of keys.
   void head_block(int i, int32_t block, int count, bool more) {
     this->move_to(first_head + i);
     const int whole = round_up(count, kDotSums), at = i * scratch.rows;
@@ -157,7 +157,7 @@ struct DecodeTile : Tile<Variant, Types, Params> {
   }
 };
 
-// Computes all items, then all merges. The result does not depend on the assignment to threads.
+// Compute all items, then all merges. The result does not depend on the assignment to threads.
 template <typename Variant, typename Types, typename Params>
 void decode(const Params& given) {
   const Params params = with_tracks(given);

@@ -11,7 +11,7 @@ namespace flashinfer::cpu {
 constexpr int kDecodeKeys = 64;           // of a block
 constexpr int kDotSums = kRegisters / 2;  // independent sums that hide the latency of an addition
 
-// Prefetches a row. The hardware cannot predict it: the next row is on another page.
+// Prefetch a row. The hardware cannot predict it: the next row is on another page.
 template <int kDim, typename T>
 inline void prefetch_row(const T* row) {
   for (int d = 0; d < kDim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(row + d, 0, 2);
@@ -79,7 +79,7 @@ inline void add_rows(const float* weights, const T* const* values, int64_t offse
                                             kDim == kRest ? ahead : nullptr);
 }
 
-// Calls body(row, constant of 4, 2 or 1) for groups of that many rows that cover [0, rows).
+// Call body(row, constant of 4, 2 or 1) for groups of that many rows that cover [0, rows).
 template <typename Body>
 inline void for_rows(int rows, const Body& body) {
   int row = 0;

@@ -6,7 +6,7 @@
 
 namespace flashinfer::cpu {
 
-// Merges the partial states of one tile in the order of its splits.
+// Merge the partial states of one tile in the order of its splits.
 template <typename Variant, typename Types, typename Params>
 void merge_tile(const Params& params, const MergeItem& item, int32_t kv_head) {
   using Row = Tile<Variant, Types, Params>;
@@ -41,7 +41,7 @@ void merge_tile(const Params& params, const MergeItem& item, int32_t kv_head) {
   }
 }
 
-// Merges all tiles of all heads, after all items are computed.
+// Merge all tiles of all heads, after all items are computed.
 template <typename Variant, typename Types, typename Params>
 void merge_all(const Params& params) {
   const int64_t heads = params.num_kv_heads, merges = params.num_merges();

@@ -57,7 +57,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
   }
 
  private:
-  // Returns a row as bfloat16: the row itself, or a copy in the worker's memory from number `at` on.
+  // Return a row as bfloat16: the row itself, or a copy in the worker's memory from number `at` on.
   template <int kDepth>
   const bfloat16_t* widened(const KV* row, int at) {
     if constexpr (std::is_same_v<KV, bfloat16_t>) {
@@ -69,7 +69,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
     }
   }
 
-  // Multiplies latents by their scales, into the worker's memory from number `at` on.
+  // Multiply latents by their scales, into the worker's memory from number `at` on.
   const float* scaled(const KV* row, int32_t key, int at) {
     int64_t page, slot;
     this->common.kv.locate(this->first, key, page, slot);
@@ -79,7 +79,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
     return to;
   }
 
-  // Packs a block. Columns after the request's last key are zeros.
+  // Pack a block. Columns after the request's last key are zeros.
   void pack() {
     static const KV zeros[kMlaCkv] = {};
     const KV *ckv[kPrefillKeys], *kpe[kPrefillKeys];
@@ -117,7 +117,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
     }
   }
 
-  // Packs latents as columns of keys and as rows of values.
+  // Pack latents as columns of keys and as rows of values.
   template <typename E>
   void pack_latents(const E* const* latents, int t, float* keys) {
     pack_columns<kMlaCkv>(latents, keys);
@@ -130,7 +130,7 @@ struct MlaTile : PrefillBlocks<MlaVariant, MlaTypes<T, KV, kWidens>, Params> {
   }
 };
 
-// Computes all items, then all merges. The result does not depend on the assignment to threads.
+// Compute all items, then all merges. The result does not depend on the assignment to threads.
 template <typename T, typename KV, bool kWidens, typename Params>
 void mla_of(const Params& given) {
   const Params params = with_tracks(given);

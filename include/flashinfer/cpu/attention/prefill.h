@@ -121,14 +121,14 @@ struct PrefillBlocks : Tile<Variant, Types, Params> {
     return kOnes;
   }
 
-  // Returns the range of the block that a group of rows sees. A product computes a group together.
+  // Return the range of the block that a group of rows sees. A product computes a group together.
   Range seen_by_group(int row) const {
     const int first = row / kGemmRows * kGemmRows, last = first + kGemmRows - 1;
     return this->visible(first, last < this->rows ? last : this->rows - 1, block, count);
   }
   static Range in_vectors(Range range) { return {range.begin / kLanes * kLanes, round_up(range.end, kLanes)}; }
 
-  // Calls body(row, constant of kGemmRows or 4, range) for the groups that see any key.
+  // Call body(row, constant of kGemmRows or 4, range) for the groups that see any key.
   template <typename Body>
   void for_groups(const Body& body) const {
     for (int row = 0; row < this->rows; row += kGemmRows) {
@@ -220,7 +220,7 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
   }
 
  private:
-  // Packs keys. Columns after the request's last key are zeros.
+  // Pack keys. Columns after the request's last key are zeros.
   void pack_keys() {
     static const KV zeros[kDQ] = {};
     const KV* rows[kPrefillKeys];
@@ -255,7 +255,7 @@ struct PrefillTile : PrefillBlocks<Variant, Types, Params> {
   }
 };
 
-// Computes all items, then all merges. The result does not depend on the assignment to threads.
+// Compute all items, then all merges. The result does not depend on the assignment to threads.
 template <typename Variant, typename Types, typename Params>
 void prefill(const Params& given) {
   const Params params = with_tracks(given);

@@ -14,8 +14,8 @@ struct Range {
   bool empty() const { return begin >= end; }
 };
 
-// Returns the lanes of keys [t, t + kLanes) of a block that a custom mask shows. `first`: the row's mask bit
-// of the block's first key. Reads no byte after the last bit of the range.
+// Return the lanes of keys [t, t + kLanes) of a block that a custom mask shows. `first`: the row's mask bit
+// of the block's first key. Read no byte after the last bit of the range.
 inline vint visible_lanes(const uint8_t* mask, int64_t first, int t, Range range) {
   const int64_t byte = (first + t) >> 3, last = (first + range.end - 1) >> 3;
   uint32_t word = 0;

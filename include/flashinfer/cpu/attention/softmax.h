@@ -26,7 +26,7 @@ struct SoftmaxState {
   Row at(int row) const { return {m[row], l[row], rescale[row]}; }
 };
 
-// Replaces logits [from, to) in base 2, whole vectors, by P.
+// Replace logits [from, to) in base 2, whole vectors, by P.
 inline void softmax(float* logits, int from, int to, SoftmaxState::Row state) {
   vfloat maxima = splat(-math::inf);
   for (int i = from; i < to; i += kLanes) maxima = max(maxima, load(logits + i));

@@ -58,13 +58,13 @@ struct Tile {
   int32_t query(int row) const { return static_cast<int32_t>(common.group.div(item.row_start + row)); }
   int32_t head(int row) const { return kv_head * group + item.row_start + row - query(row) * group; }
 
-  // Returns the keys of the block [block, block + count) that rows first_row ... last_row may see, without
+  // Return the keys of the block [block, block + count) that rows first_row ... last_row may see, without
   // custom masks.
   Range visible(int first_row, int last_row, int32_t block, int32_t count) const {
     const int32_t begin = mask.begin(query(first_row)) - block, end = mask.end(query(last_row)) - block;
     return {begin > 0 ? begin : 0, end < count ? end : count};
   }
-  // Returns the visible range of all the item's keys, numbered in the request.
+  // Return the visible range of all the item's keys, numbered in the request.
   Range visible() const {
     const Range range = visible(0, rows - 1, item.kv_start, item.kv_end - item.kv_start);
     return {item.kv_start + range.begin, item.kv_start + range.end};
@@ -75,7 +75,7 @@ struct Tile {
            static_cast<int64_t>(item.qo_start + query(row)) * common.q_row + head(row) * common.q_head;
   }
 
-  // Copies queries without change to rows of kQueryStride numbers.
+  // Copy queries without change to rows of kQueryStride numbers.
   void copy_queries(typename Types::DTypeQ* to) const {
     for (int row = 0; row < rows; ++row) std::memcpy(to + row * Types::kQueryStride, query_row(row), kDQ * sizeof(*to));
   }
@@ -98,7 +98,7 @@ struct Tile {
     }
   }
 
-  // Converts keys to rows of floats, transformed and rotated, for caches whose elements cannot be used
+  // Convert keys to rows of floats, transformed and rotated, for caches whose elements cannot be used
   // directly.
   static constexpr bool kPreparesKeys = Types::kRope || Variant::transforms_key || sizeof(typename Types::DTypeKV) == 1;
   void prepare_keys(const typename Types::DTypeKV* const* keys, int64_t offset, int32_t begin, int count, float* to,
@@ -116,7 +116,7 @@ struct Tile {
     }
   }
 
-  // Replaces S of a row and keys [block + from, block + to) by P. Only keys [0, count) of the block are in
+  // Replace S of a row and keys [block + from, block + to) by P. Only keys [0, count) of the block are in
   // the request. from and to: whole vectors.
   void logits_to_weights(int row, float* logits, int32_t block, int32_t count, int from, int to,
                          SoftmaxState::Row state) const {
@@ -166,7 +166,7 @@ struct Tile {
     for (int t = range.end > from ? range.end : from; t < to; ++t) logits[t] = kMasked;
   }
 
-  // Writes a finished row to the output, or its partial state (m, l, O) to the item's slot.
+  // Write a finished row to the output, or its partial state (m, l, O) to the item's slot.
   void finish(int row, float* sums, float m, float l) const {
     if (item.slot < 0) {
       const float rescale = add_sink<Variant>(params, head(row), m, l);

@@ -64,7 +64,7 @@ class DeltaRuleGradient {
   Columns<S> beta(const Slice& s, const TokenRows<T>& rows, int64_t t) const {
     return rows.beta(s.tokens.batch, t, s.first, s.count, rows.scalar_beta(s.tokens.batch, t));
   }
-  // Returns s do of a token.
+  // Return s do of a token.
   Columns<S> scaled_grad(const Slice& s, const TokenRows<T>& rows, int64_t t) const {
     if (!p_.grad_o) return {};
     const T* from = static_cast<const T*>(p_.grad_o) + rows.number(s.tokens.batch, t) * in_.value_dim + s.first;
@@ -181,7 +181,7 @@ class DeltaRuleGradient {
     }
   }
 
-  // Writes dq and dk of the head.
+  // Write dq and dk of the head.
   void write_rows(const Sequence& tokens, const TokenRows<T>& rows, int64_t head) {
     for (int64_t i = 0; i < tokens.end - tokens.begin; ++i) {
       const int64_t t = tokens.begin + i;

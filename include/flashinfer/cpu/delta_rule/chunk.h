@@ -22,7 +22,7 @@ struct alignas(64) Line {
 class Lines {
  public:
   explicit Lines(int64_t count = 0) { resize(count); }
-  // Resizes and clears.
+  // Resize and clear.
   void resize(int64_t count) { lines_.assign((count + 15) / 16, Line{}); }
   float* data() { return lines_.empty() ? nullptr : lines_[0].at; }
   const float* data() const { return lines_.empty() ? nullptr : lines_[0].at; }
@@ -59,7 +59,7 @@ inline void product_tile(int64_t depth, const Left& left, int64_t row, const Rig
     for (int v = 0; v < kVectors; ++v) finish(row + i, column + v * kLanes, sums[i][v]);
 }
 
-// Calls finish(row, column, sums) for each vector of left [rows, depth] times right [depth, columns]. Rows
+// Call finish(row, column, sums) for each vector of left [rows, depth] times right [depth, columns]. Rows
 // and columns are multiples of 16.
 template <typename Finish>
 inline void multiply(int64_t rows, int64_t columns, int64_t depth, const Left& left, const Right& right,
@@ -73,7 +73,7 @@ inline void multiply(int64_t rows, int64_t columns, int64_t depth, const Left& l
       product_tile<2 * kGemmRows, 1>(depth, left, row, right, column, finish);
 }
 
-// Transposes a matrix with sizes that are multiples of 16.
+// Transpose a matrix with sizes that are multiples of 16.
 inline void transpose(int64_t rows, int64_t columns, const float* from, int64_t from_step, float* to, int64_t to_step) {
   for (int64_t i = 0; i < rows; i += kLanes) {
     for (int64_t j = 0; j < columns; j += kLanes) {
@@ -85,7 +85,7 @@ inline void transpose(int64_t rows, int64_t columns, const float* from, int64_t 
   }
 }
 
-// Loads columns [first, first + count) of the rows of some tokens as [kDeltaColumns, kChunk], padded with
+// Load columns [first, first + count) of the rows of some tokens as [kDeltaColumns, kChunk], padded with
 // zeros. `row(i)` points to the first column of token i.
 template <typename Row>
 void load_transposed(int tokens, int64_t count, float* to, const Row& row) {
@@ -137,7 +137,7 @@ inline void store_panel(const DeltaRuleInputs& in, void* states, int64_t head, i
   });
 }
 
-// Returns true if the chunk form supports the call: states are float, all rows share a decay, and sequences
+// Return true if the chunk form supports the call: states are float, all rows share a decay, and sequences
 // have some tokens.
 template <typename T>
 bool takes_chunks(const DeltaRuleInputs& in) {
@@ -145,7 +145,7 @@ bool takes_chunks(const DeltaRuleInputs& in) {
          in.batch_size * in.num_tokens >= 8 * in.num_sequences;
 }
 
-// Returns e^x for x <= 0.
+// Return e^x for x <= 0.
 inline vfloat decay_of(vfloat x) { return exp(max(x, splat(-87.f))); }
 
 // Factors of up to sixteen tokens of a value head. Missing tokens are zeros with decay 1.
@@ -182,7 +182,7 @@ struct ChunkFactors {
     for (int i = 0; i < kChunk; i += kLanes) store(to + i, decay_of(cpu::load(to + i)));
   }
 
-  // Computes L, P and Z from rows k and q, and from k transposed.
+  // Compute L, P and Z from rows k and q, and from k transposed.
   void correlate(int64_t pad, const float* k, const float* q, const Right& keys, float scale) {
     multiply(kChunk, kChunk, pad, {k, pad, 1}, keys, [&](int64_t i, int64_t j, vfloat sums) {
       store(l + i * kChunk + j, sums * cpu::load(gam + i * kChunk + j));
@@ -241,7 +241,7 @@ class ChunkRows {
   Lines rows_;
 };
 
-// Prefetches rows of the next chunk, which are scattered in memory. It issues a few cache lines at a time
+// Prefetch rows of the next chunk, which are scattered in memory. It issues a few cache lines at a time
 // during the computation, because issued at once they would wait for each other as loads do.
 class Prefetcher {
  public:

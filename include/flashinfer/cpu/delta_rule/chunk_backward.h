@@ -56,7 +56,7 @@ class DeltaChunkGradient {
     int64_t head, first, count;  // index of the head among all sequences, and its columns
   };
 
-  // Copies the rows of a head next to each other. They are scattered in tensors, and each pass reads them.
+  // Copy the rows of a head next to each other. They are scattered in tensors, and each pass reads them.
   void load_rows(const TokenRows<T>& rows) {
     while (static_cast<int64_t>(rows_.size()) < chunks_) rows_.emplace_back(in_.key_dim, 1);
     for (int64_t c = 0; c < chunks_; ++c) {
@@ -65,7 +65,7 @@ class DeltaChunkGradient {
     }
   }
 
-  // Loads the factors of the tokens, and clears the sums.
+  // Load the factors of the tokens, and clear the sums.
   void prepare(const TokenRows<T>& rows) {
     factors_.resize(chunks_);
     gate_.assign(chunks_ * kChunk + 1, 0), dbeta_.assign(chunks_ * kChunk, 0);
@@ -177,7 +177,7 @@ class DeltaChunkGradient {
     }
   }
 
-  // Adds the terms between the tokens of a chunk.
+  // Add the terms between the tokens of a chunk.
   void add_within_chunks() {
     alignas(64) float dp[ChunkFactors::kSquare], x[ChunkFactors::kSquare], sum[ChunkFactors::kSquare];
     for (int64_t c = 0; c < chunks_; ++c) {

@@ -15,7 +15,7 @@ class DeltaChunkScan {
   explicit DeltaChunkScan(const DeltaRuleParams& p)
       : p_(p), in_(p.in), rows_(p.in.key_dim), scale_(static_cast<float>(p.in.scale.get())) {}
 
-  // Computes columns [begin, end) of one value head of sequence n. `begin` is a multiple of kDeltaColumns.
+  // Compute columns [begin, end) of one value head of sequence n. `begin` is a multiple of kDeltaColumns.
   void run(int64_t n, int64_t value_head, int64_t begin, int64_t end) {
     const Sequence tokens = sequence_of(in_, n);
     const TokenRows<T> rows(in_, value_head);

@@ -141,13 +141,13 @@ S dot(const S* a, const S* b, int64_t count) {
   return total;
 }
 
-// Returns 1 / sqrt(sum x^2 + 1e-6).
+// Return 1 / sqrt(sum x^2 + 1e-6).
 template <typename S>
 S l2_factor(const S* row, int64_t count) {
   return 1 / std::sqrt(dot(row, row, count) + static_cast<S>(1e-6));
 }
 
-// Writes the gradient of a row of q or k. If the kernel normalises, y = x f has dx = f (dy - y <y, dy>).
+// Write the gradient of a row of q or k. If the kernel normalises, y = x f has dx = f (dy - y <y, dy>).
 // `grad` may be overwritten, and `scratch` is as long as a row.
 template <typename S, typename T>
 void store_row_gradient(const DeltaRuleInputs& in, const T* raw, const S* y, S* grad, S* scratch, T* to) {
@@ -161,7 +161,7 @@ void store_row_gradient(const DeltaRuleInputs& in, const T* raw, const S* y, S* 
 
 // ---- states --------------------------------------------------------------------------------------
 
-// Calls body(pointer) with a null pointer, whose type is that of the state in memory.
+// Call body(pointer) with a null pointer, whose type is that of the state in memory.
 template <typename S, typename Body>
 void with_state_type(DType dtype, const Body& body) {
   if constexpr (std::is_same_v<S, double>) {
@@ -254,7 +254,7 @@ class TokenRows {
   }
   // Index of the token and value head in contiguous tensors [B, T, HV, ...].
   int64_t number(int64_t b, int64_t t) const { return (b * in_.num_tokens + t) * in_.num_value_heads + value_head_; }
-  // Computes exp(g + gk) of each row, with `g` as the token's gate and row_gate(gk, d) instead of gk.
+  // Compute exp(g + gk) of each row, with `g` as the token's gate and row_gate(gk, d) instead of gk.
   template <typename RowGate>
   void decays(int64_t b, int64_t t, S g, S* to, const RowGate& row_gate) const {
     const S* gk = static_cast<const S*>(in_.gk);
@@ -269,13 +269,13 @@ class TokenRows {
     decays(b, t, g, to, [](S gk, int64_t) { return gk; });
   }
   S gate(int64_t b, int64_t t) const { return in_.g ? static_cast<const S*>(in_.g)[number(b, t)] : S(0); }
-  // Returns true if the gate leaves less of a state than its rounding error. The gradient <dS, e^g S> of that
+  // Return true if the gate leaves less of a state than its rounding error. The gradient <dS, e^g S> of that
   // gate is then 0, and the sums of gate gradients restart.
   bool forgets(int64_t b, int64_t t) const { return gate(b, t) < (std::is_same_v<S, double> ? -60 : -25); }
   S scalar_beta(int64_t b, int64_t t) const {
     return in_.beta && !in_.beta_is_vector ? static_cast<const S*>(in_.beta)[number(b, t)] : S(1);
   }
-  // Returns beta of some columns, or `scalar` for all.
+  // Return beta of some columns, or `scalar` for all.
   Columns<S> beta(int64_t b, int64_t t, int64_t first, int64_t count, S scalar) const {
     if (in_.beta_is_vector)
       return load_columns<S>(static_cast<const S*>(in_.beta) + number(b, t) * in_.value_dim + first, count);

@@ -7,7 +7,7 @@
 
 namespace flashinfer::cpu {
 
-// Computes g, gk and beta of a token from raw values.
+// Compute g, gk and beta of a token from raw values.
 template <typename S>
 struct StepGate {
   const DeltaRuleParams& p;
@@ -15,7 +15,7 @@ struct StepGate {
 
   S gate(S g) const { return p.a_log && !p.raw_rows ? logarithm(g, value_head) : g; }
   S row_gate(S g, int64_t d) const { return p.raw_rows ? logarithm(g, value_head * p.in.key_dim + d) : g; }
-  // Returns the logarithm of the decay. `bias` is the index of its bias.
+  // Return the logarithm of the decay. `bias` is the index of its bias.
   S logarithm(S g, int64_t bias) const {
     const S rate = std::exp(static_cast<S>(p.a_log[value_head]));
     const S x = g + (p.dt_bias ? static_cast<S>(p.dt_bias[bias]) : S(0));
@@ -33,7 +33,7 @@ class DeltaRuleScan {
   explicit DeltaRuleScan(const DeltaRuleParams& p)
       : p_(p), in_(p.in), state_(p.in.key_dim), numbers_(5 * p.in.key_dim), scale_(static_cast<S>(p.in.scale.get())) {}
 
-  // Computes columns [first, first + 32) of one value head of sequence n.
+  // Compute columns [first, first + 32) of one value head of sequence n.
   void run(int64_t n, int64_t value_head, int64_t first) {
     const Sequence tokens = sequence_of(in_, n);
     const int64_t count = std::min<int64_t>(kDeltaColumns, in_.value_dim - first);
@@ -51,7 +51,7 @@ class DeltaRuleScan {
     S *q = numbers_.data(), *k = q + in_.key_dim, *next = k + in_.key_dim;
     S *decay = next + in_.key_dim, *next_decay = decay + in_.key_dim;
     Columns<S> prediction{};
-    // Loads the key and decays of a token, which the prediction from the previous state needs.
+    // Load the key and decays of a token, which the prediction from the previous state needs.
     const auto load_token = [&](int64_t t, S* key, S* decay) {
       rows.key(tokens.batch, t, key);
       rows.decays(tokens.batch, t, step.gate(rows.gate(tokens.batch, t)), decay,
@@ -87,7 +87,7 @@ class DeltaRuleScan {
   }
 
  private:
-  // Updates the state with a token, and computes the next token's prediction while a row is in registers.
+  // Update the state with a token, and compute the next token's prediction while a row is in registers.
   template <bool kLast>
   Columns<S> pass(const S* q, const S* k, const S* decay, const S* next, const S* next_decay, const Columns<S>& u,
                   Columns<S>& prediction) {

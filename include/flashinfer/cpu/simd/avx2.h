@@ -34,7 +34,7 @@ inline void store(half_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// Returns b if either is NaN. GCC 12 compiles portable.h's conditional expression to a comparison and a
+// Return b if either is NaN. GCC 12 compiles portable.h's conditional expression to a comparison and a
 // blend.
 inline vfloat max(vfloat a, vfloat b) { return (vfloat)_mm256_max_ps((__m256)a, (__m256)b); }
 

@@ -49,7 +49,7 @@ inline void store(half_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// Loads the even elements, then the odd ones: half the conversions.
+// Load the even elements, then the odd ones: half the conversions.
 inline Two load_two(const bfloat16_t* from) {
   const __m512i both = load_raw<__m512i>(from);
   return {(vfloat)_mm512_slli_epi32(both, 16), (vfloat)_mm512_and_si512(both, _mm512_set1_epi32(-0x10000))};
@@ -60,7 +60,7 @@ inline void store_two(bfloat16_t* to, Two values) {
   std::memcpy(to, &both, sizeof(both));
 }
 
-// Returns b if either is NaN. GCC 12 compiles portable.h's conditional expression to a comparison and a
+// Return b if either is NaN. GCC 12 compiles portable.h's conditional expression to a comparison and a
 // blend.
 inline vfloat max(vfloat a, vfloat b) { return (vfloat)_mm512_maskz_max_ps(kAllLanes, (__m512)a, (__m512)b); }
 
@@ -87,7 +87,7 @@ struct PowerOfTwo {
 
   explicit PowerOfTwo(vfloat value) : x(value), fraction((vfloat)_mm512_maskz_reduce_ps(kAllLanes, (__m512)x, 9)) {}
 
-  // Returns value * 2^k, or 0 if x is below -126.
+  // Return value * 2^k, or 0 if x is below -126.
   vfloat times(vfloat value) const {
     const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     return (vfloat)_mm512_maskz_scalef_ps(normal, (__m512)value, (__m512)x);

@@ -77,7 +77,7 @@ inline half_t from_float<half_t>(float value) {
 #endif
 }
 
-// Returns each element as a bfloat16 in the low half of 32 bits.
+// Return each element as a bfloat16 in the low half of 32 bits.
 inline vuint bfloat16_bits(vfloat value) {
   const vuint bits = bit_cast<vuint>(value);
   const vuint is_nan = bit_cast<vuint>(value != value);

@@ -17,7 +17,7 @@ constexpr int round_up(int value, int step) { return (value + step - 1) / step *
 // The update of a product: c = sum, or c = c * factor of the row + sum.
 enum class Sums { kSet, kScaleAndAdd };
 
-// Multiplies rows of a [kRows, depth], kLeft numbers apart, by a panel [depth, kPanel]. Rows of c are kTo
+// Multiply rows of a [kRows, depth], kLeft numbers apart, by a panel [depth, kPanel]. Rows of c are kTo
 // apart.
 template <int kRows, int kVectors, int kLeft, int kTo, Sums kSums>
 inline void multiply_panel(int depth, const float* __restrict a, const float* __restrict panel, float* __restrict c,
@@ -64,7 +64,7 @@ inline void multiply_block(int depth, const float* __restrict a, int64_t segment
 
 // ---- packing ----------------------------------------------------------------------------------------------
 
-// Packs kLanes rows of kDepth elements as columns of a panel.
+// Pack kLanes rows of kDepth elements as columns of a panel.
 template <int kDepth, typename T>
 inline void pack_columns(const T* const* rows, float* panel) {
   for_lanes<kDepth>([&](int d, int count) {
@@ -75,14 +75,14 @@ inline void pack_columns(const T* const* rows, float* panel) {
   });
 }
 
-// Packs a row of kWidth elements as a row of panels, `stride` numbers apart. The last panel is padded with
+// Pack a row of kWidth elements as a row of panels, `stride` numbers apart. The last panel is padded with
 // zeros to a whole vector.
 template <int kWidth, typename T>
 inline void pack_row(const T* row, float* panels, int64_t stride) {
   for_lanes<kWidth>([&](int d, int count) { store(panels + d / kPanel * stride + d % kPanel, load(row + d, count)); });
 }
 
-// Packs columns of a size that is known only at run time.
+// Pack columns of a size that is known only at run time.
 template <typename T>
 inline void pack_columns(const T* const* rows, int depth, float* panel) {
   for_lanes(depth, [&](int64_t d, int count) {

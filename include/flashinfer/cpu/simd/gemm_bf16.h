@@ -19,13 +19,13 @@ inline void store_rounded(bfloat16_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// Returns pairs with a first number from `first` and a second from `second`, rows of at most kLanes elements.
+// Return pairs with a first number from `first` and a second from `second`, rows of at most kLanes elements.
 template <typename T>
 inline vuint pairs_of(const T* first, const T* second, int count) {
   const vuint upper = bit_cast<vuint>(load(second, count));  // the lower half is 0, except in a NaN of a float8
   return bit_cast<vuint>(load(first, count)) >> 16 | (sizeof(T) == 1 ? upper & 0xffff0000u : upper);
 }
-// Returns `count` pairs of adjacent numbers, at most kLanes.
+// Return `count` pairs of adjacent numbers, at most kLanes.
 inline vuint neighbours(const bfloat16_t* from, int count) {
   vuint pairs{};
   std::memcpy(&pairs, from, sizeof(uint32_t) * count);
@@ -74,7 +74,7 @@ inline void multiply_pairs(int depth, const bfloat16_t* __restrict a, const bflo
   }
 }
 
-// Packs kLanes rows of kDepth elements as columns of a panel of pairs. A pair is moved as a float.
+// Pack kLanes rows of kDepth elements as columns of a panel of pairs. A pair is moved as a float.
 template <int kDepth, typename T>
 inline void pack_column_pairs(const T* const* rows, bfloat16_t* panel) {
   static_assert(kDepth % 2 == 0, "a row is whole pairs");
@@ -86,7 +86,7 @@ inline void pack_column_pairs(const T* const* rows, bfloat16_t* panel) {
   });
 }
 
-// Packs two rows of kWidth elements as a row of panels of pairs, `stride` numbers apart.
+// Pack two rows of kWidth elements as a row of panels of pairs, `stride` numbers apart.
 template <int kWidth, typename T>
 inline void pack_row_pairs(const T* first, const T* second, bfloat16_t* panels, int64_t stride) {
   for_lanes<kWidth>([&](int d, int count) {

@@ -16,7 +16,7 @@ struct Lanes {
 
   static V load(const T* from, int count) { return cpu::load(from, count); }
   static void store(T* to, V value, int count) { cpu::store(to, value, count); }
-  // Loads numbers of the compute type.
+  // Load numbers of the compute type.
   static V load_wide(const S* from, int count) { return cpu::load(from, count); }
   static void store_wide(S* to, V value, int count) { cpu::store(to, value, count); }
 };
@@ -62,7 +62,7 @@ inline double sum(vdouble value) {
   return total;
 }
 
-// Calls body(i, count) over [0, n): whole vectors of L first, then the remainder.
+// Call body(i, count) over [0, n): whole vectors of L first, then the remainder.
 template <typename L, typename Body>
 inline void for_lanes_of(int64_t n, const Body& body) {
   int64_t i = 0;

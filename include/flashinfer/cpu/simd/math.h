@@ -11,7 +11,7 @@ namespace flashinfer::cpu {
 inline vfloat abs(vfloat x) { return bit_cast<vfloat>(bit_cast<vuint>(x) & 0x7fffffffu); }
 inline vdouble abs(vdouble x) { return bit_cast<vdouble>(bit_cast<vlong>(x) & INT64_MAX); }
 
-// Returns elements 1, 0, 3, 2, ...
+// Return elements 1, 0, 3, 2, ...
 inline vfloat swap_pairs(vfloat x) {
   const vulong pairs = bit_cast<vulong>(x);
   return bit_cast<vfloat>(pairs << 32 | pairs >> 32);
@@ -24,7 +24,7 @@ constexpr double kToIntegerWide = 0x1.8p52;
 
 inline vdouble round(vdouble x) { return (x + kToIntegerWide) - kToIntegerWide; }
 
-// Returns e^x for x in [-87, 88]: 2^k e^r, k integer, |r| <= ln(2) / 2, by the series of e^r to r^7 / 7! (1
+// Return e^x for x in [-87, 88]: 2^k e^r, k integer, |r| <= ln(2) / 2, by the series of e^r to r^7 / 7! (1
 // ulp).
 inline vfloat exp(vfloat x) {
   const vfloat shifted = x * 1.44269504f + kToInteger, k = shifted - kToInteger;
@@ -46,7 +46,7 @@ struct PowerOfTwo {
     fraction = clamped - (shifted - kToInteger);
   }
 
-  // Returns value * 2^k, or 0 if x is below -126.
+  // Return value * 2^k, or 0 if x is below -126.
   vfloat times(vfloat value) const {
     const vuint power = (bit_cast<vuint>(shifted) + 127u) << 23;  // of -127: no bit set
     return value * bit_cast<vfloat>(power);
@@ -54,7 +54,7 @@ struct PowerOfTwo {
 };
 #endif
 
-// Returns 2^x for x below 127, to 1.5e-7 and exact at integers; 0 below -126, so that no result is a
+// Return 2^x for x below 127, to 1.5e-7 and exact at integers; 0 below -126, so that no result is a
 // denormal.
 inline vfloat exp2(vfloat x) {
   const PowerOfTwo power(x);
@@ -64,7 +64,7 @@ inline vfloat exp2(vfloat x) {
   return power.times(sum);
 }
 
-// Returns e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.
+// Return e^x for x in [-708, 709], to 2e-10: the series to r^8 / 8!.
 inline vdouble exp(vdouble x) {
   const vdouble shifted = x * 1.4426950408889634 + kToIntegerWide, k = shifted - kToIntegerWide;
   const vdouble r = x - k * 0.6931471805599453;
@@ -74,7 +74,7 @@ inline vdouble exp(vdouble x) {
   return sum * bit_cast<vdouble>(power);
 }
 
-// Returns tanh x to a few ulp of 1: (1 - e) / (1 + e) with e = exp(-2 |x|). That loses digits near 0, where
+// Return tanh x to a few ulp of 1: (1 - e) / (1 + e) with e = exp(-2 |x|). That loses digits near 0, where
 // the odd series is used.
 inline vfloat tanh(vfloat x) {
   const vfloat a = abs(x), e = exp2(a * -2.88539008f), xx = x * x;
@@ -89,7 +89,7 @@ struct SinCos {
   vfloat sin, cos;
 };
 
-// Returns sine and cosine of angles in quarter turns. The angle is reduced in double, so that large ones lose
+// Return sine and cosine of angles in quarter turns. The angle is reduced in double, so that large ones lose
 // no digits. The series for |angle| <= pi / 4 are good to 1 ulp.
 inline SinCos sincos_quarters(Wide quarters) {
   const vdouble low = round(quarters.low), high = round(quarters.high);

@@ -35,7 +35,7 @@ inline void store(half_t* to, vfloat value) {
   std::memcpy(to, &result, sizeof(result));
 }
 
-// Returns b if either is NaN.
+// Return b if either is NaN.
 inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
 
 inline Wide widen(vfloat value) {

@@ -27,7 +27,7 @@ inline vfloat add_product(vfloat sum, Pair left, vfloat right) {
   return sum;
 }
 
-// Loads 2 * kLanes numbers as kLanes pairs.
+// Load 2 * kLanes numbers as kLanes pairs.
 template <typename T>
 inline vfloat load_pairs(const T* from) {
 #if defined(FLASHINFER_AVX512) && defined(__AVX512BF16__)
@@ -51,7 +51,7 @@ inline vfloat load_pairs(const fp8_e4m3_t* from) {
 }
 #endif
 
-// Loads kLanes units of a row of T: `count` numbers, then zeros.
+// Load kLanes units of a row of T: `count` numbers, then zeros.
 template <typename Unit, typename T>
 inline vfloat load_units(const T* from, int64_t count) {
   if constexpr (kUnitDepth<Unit> == 1) {
@@ -64,7 +64,7 @@ inline vfloat load_units(const T* from, int64_t count) {
   }
 }
 
-// Packs a row of T as units, rounded up to whole vectors.
+// Pack a row of T as units, rounded up to whole vectors.
 template <typename Unit, typename T>
 inline void pack_units(const T* row, int64_t depth, Unit* to) {
   constexpr int kStep = kLanes * kUnitDepth<Unit>;
@@ -74,7 +74,7 @@ inline void pack_units(const T* row, int64_t depth, Unit* to) {
   }
 }
 
-// Packs `columns` columns, each a row of T in memory, `stride` apart: [depth][kTileColumns] units.
+// Pack `columns` columns, each a row of T in memory, `stride` apart: [depth][kTileColumns] units.
 template <typename Unit, typename T>
 inline void pack_columns_of(const T* from, int64_t stride, int64_t columns, int64_t depth, Unit* panel) {
   constexpr int kStep = kLanes * kUnitDepth<Unit>;
@@ -94,7 +94,7 @@ inline void pack_columns_of(const T* from, int64_t stride, int64_t columns, int6
   }
 }
 
-// Packs columns if rows of T in memory, `stride` apart, are steps of the depth.
+// Pack columns if rows of T in memory, `stride` apart, are steps of the depth.
 template <typename Unit, typename T>
 inline void pack_steps_of(const T* from, int64_t stride, int64_t columns, int64_t depth, Unit* panel) {
   for (int64_t d = 0; d < depth; d += kUnitDepth<Unit>, panel += kTileColumns) {
@@ -121,7 +121,7 @@ struct TileSums {
   const float* column_factor;  // kTileColumns numbers
 };
 
-// Returns a vector of c after the update; `before` is its previous value.
+// Return a vector of c after the update; `before` is its previous value.
 inline vfloat finish_sums(vfloat before, vfloat sum, const TileSums& become, int64_t row, int64_t column) {
   if (become.row_factor) sum *= load(become.column_factor + column) * become.row_factor[row];
 #if defined(FLASHINFER_AVX512)
@@ -154,7 +154,7 @@ inline void multiply_tile(int64_t units, const Unit* __restrict a, int64_t a_str
   }
 }
 
-// Multiplies any number of rows by one panel.
+// Multiply any number of rows by one panel.
 template <typename Unit>
 inline void multiply_rows(int64_t rows, int64_t units, const Unit* a, int64_t a_stride, const Unit* panel, float* c,
                           int64_t c_stride, TileSums become) {

@@ -29,7 +29,7 @@ inline void store(half_t* to, vfloat value) {
   for (int lane = 0; lane < kLanes; ++lane) to[lane] = from_float<half_t>(value[lane]);
 }
 
-// Returns b if either is NaN.
+// Return b if either is NaN.
 inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
 
 inline Wide widen(vfloat value) { return {vdouble{value[0], value[1]}, vdouble{value[2], value[3]}}; }

@@ -8,7 +8,7 @@
 
 namespace flashinfer::cpu {
 
-// Returns numbers as elements of type T hold them.
+// Return numbers as elements of type T hold them.
 template <typename T>
 inline vfloat rounded_to(vfloat x) {
   if constexpr (std::is_same_v<T, float>) return x;
@@ -31,7 +31,7 @@ struct Fp8Format<fp8_e5m2_t> {
   static constexpr float kMax = 57344.0f;
 };
 
-// Stores the first `count` of kLanes elements.
+// Store the first `count` of kLanes elements.
 template <typename T>
 inline void store_quantized(T* to, vfloat value, int count) {
   using Format = Fp8Format<T>;

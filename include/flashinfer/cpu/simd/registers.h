@@ -75,7 +75,7 @@ inline To bit_cast(const From& from) {
 
 inline vfloat splat(float value) { return vfloat{} + value; }
 
-// Returns elements kLane... of the concatenation of a and b.
+// Return elements kLane... of the concatenation of a and b.
 template <int... kLane>
 inline vfloat shuffle(vfloat a, vfloat b) {
 #if defined(__clang__)

@@ -18,7 +18,7 @@ inline void interleave(vfloat& a, vfloat& b, std::integer_sequence<int, kLane...
 
 using EachLane = std::make_integer_sequence<int, kLanes>;
 
-// Transposes squares by shuffles that processors have. The first two functions work within four lanes, and
+// Transpose squares by shuffles that processors have. The first two functions work within four lanes, and
 // kUpper takes the upper two of each four. The others move four lanes at a time, and kUpper takes the odd
 // groups.
 template <bool kUpper, int... kLane>
@@ -72,7 +72,7 @@ inline float maximum_of(vfloat value) {
   return reduce<kLanes / 2>(value, [](vfloat a, vfloat b) { return max(a, b); }, EachLane{});
 }
 
-// Returns the sums of the elements of each of kLanes vectors, as one vector.
+// Return the sums of the elements of each of kLanes vectors, as one vector.
 template <int kWidth = 1>
 inline vfloat sums_of(vfloat (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; i += 2 * kWidth) {

@@ -15,7 +15,7 @@ namespace flashinfer::cpu {
 inline vfloat load(const float* from) { return load_raw<vfloat>(from); }
 inline void store(float* to, vfloat value) { std::memcpy(to, &value, sizeof(value)); }
 
-// Loads the first `count` < kLanes elements. The other lanes are zero.
+// Load the first `count` < kLanes elements. The other lanes are zero.
 template <typename T>
 inline vfloat load_some(const T* from, int64_t count) {
   T padded[kLanes] = {};
@@ -40,7 +40,7 @@ inline void store(T* to, vfloat value, int count) {
   count == kLanes ? store(to, value) : store_some(to, value, count);
 }
 
-// Loads elements for work on each one by itself, see Two.
+// Load elements for work on each one by itself, see Two.
 template <typename T>
 inline Two load_two(const T* from) {
   return {load(from), load(from + kLanes)};
@@ -60,12 +60,12 @@ inline float sum(vfloat value) {
   return total;
 }
 
-// Returns lanes of `yes` if `mask` is set, otherwise of `no`.
+// Return lanes of `yes` if `mask` is set, otherwise of `no`.
 inline vfloat select(vint mask, vfloat yes, vfloat no) {
   return bit_cast<vfloat>((bit_cast<vint>(yes) & mask) | (bit_cast<vint>(no) & ~mask));
 }
 
-// Calls body(i, count) over [0, n): whole vectors first (count == kLanes), then the remainder.
+// Call body(i, count) over [0, n): whole vectors first (count == kLanes), then the remainder.
 template <typename Body>
 inline void for_lanes(int64_t n, const Body& body) {
   int64_t i = 0;
@@ -73,14 +73,14 @@ inline void for_lanes(int64_t n, const Body& body) {
   if (i < n) body(i, static_cast<int>(n - i));
 }
 
-// Calls body over a constant number of elements: code for the remainder exists only if there is one.
+// Call body over a constant number of elements: code for the remainder exists only if there is one.
 template <int kCount, typename Body>
 inline void for_lanes(const Body& body) {
   for (int i = 0; i + kLanes <= kCount; i += kLanes) body(i, kLanes);
   if constexpr (kCount % kLanes != 0) body(kCount / kLanes * kLanes, kCount % kLanes);
 }
 
-// Calls body_two(i) for 2 * kLanes elements at a time, then body for the rest.
+// Call body_two(i) for 2 * kLanes elements at a time, then body for the rest.
 template <typename BodyTwo, typename Body>
 inline void for_lanes(int64_t n, const BodyTwo& body_two, const Body& body) {
   int64_t i = 0;

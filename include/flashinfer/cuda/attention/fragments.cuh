@@ -33,8 +33,8 @@ __device__ __forceinline__ void transform_keys(uint32_t (&b)[2][2], const P& par
   }
 }
 
-// Two fragments hold 16 columns of the output, and each lane has two pairs of adjacent ones. Copies pair number
-// `part` to `values` and returns its first column. `half` selects row lane / 4, or that row plus 8.
+// Two fragments hold 16 columns of the output, and each lane has two pairs of adjacent ones. Copy pair number
+// `part` to `values` and return its first column. `half` selects row lane / 4, or that row plus 8.
 template <typename S>
 __device__ __forceinline__ int output_pair(const float (&even)[4], const float (&odd)[4], int half, int pair, int part,
                                            float (&values)[2]) {

@@ -31,12 +31,12 @@ struct MergeRow {
   int32_t step;   // from one state to the next
   int32_t splits, batch, qo_idx, qo_head, token;
 
-  // Returns the merge of row number `number`.
+  // Return the merge of row number `number`.
   __device__ __forceinline__ static int32_t merge_of(const AttentionParams& params, uint32_t number) {
     return static_cast<int32_t>(number / params.slot_rows / params.num_kv_heads);
   }
 
-  // Finds the row. Returns false if the tile has no such row.
+  // Find the row. Return false if the tile has no such row.
   __device__ __forceinline__ bool find(const AttentionParams& params, const MergeItem& item, uint32_t number) {
     const auto row = static_cast<int32_t>(number % params.slot_rows);
     const auto head = static_cast<int32_t>(number / params.slot_rows % params.num_kv_heads);
@@ -72,7 +72,7 @@ struct PartialState {
   }
 };
 
-// Adds a row's states start, start + stride, ... to four columns. Loads of kAtOnce states are in flight. A kernel
+// Add a row's states start, start + stride, ... to four columns. Loads of kAtOnce states are in flight. A kernel
 // may have written states while this one ran, so they are read from the L2 cache. No state is read twice, because
 // reads bound the time of merges.
 template <int kDV, int kAtOnce, bool kSoftmax>
@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_states(const AttentionParams& params, const 
   }
 }
 
-// Writes four columns of a row from its merged state.
+// Write four columns of a row from its merged state.
 template <typename Variant, typename Types, typename P>
 __device__ __forceinline__ void write_merged(const P& params, const MergeRow& row, int column,
                                              PartialState<Variant::use_softmax>& merged) {
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(const __
   }
 }
 
-// Launches the merge kernel, unless the call cannot have merges.
+// Launch the merge kernel, unless the call cannot have merges.
 template <typename Variant, typename Types, typename P>
 void launch_merges(const P& params, const Launch& where) {
   const int64_t merges = params.items ? params.max_merges : params.num_merges();

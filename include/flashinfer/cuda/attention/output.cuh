@@ -40,7 +40,7 @@ struct RowOutput {
     if (params.lse && first_column<S>() == 0) lse = params.lse + token * params.num_qo_heads + qo_head;
   }
 
-  // Writes the row's m and l to a partial state, or lse = m + log2(l).
+  // Write the row's m and l to a partial state, or lse = m + log2(l).
   __device__ __forceinline__ void store_softmax(float m, float l) const {
     if (softmax) {
       *reinterpret_cast<float2*>(softmax) = {m, l};
@@ -49,7 +49,7 @@ struct RowOutput {
     }
   }
 
-  // Writes columns from `column` on, multiplied by `share`. It is 1 for a partial state, which is not normalised.
+  // Write columns from `column` on, multiplied by `share`. It is 1 for a partial state, which is not normalised.
   // m and l are the row's state for the variant.
   template <typename Variant, typename P, int kN>
   __device__ __forceinline__ void store_columns(const P& params, const Variant& variant, int32_t batch, int column,
@@ -70,7 +70,7 @@ struct RowOutput {
   }
 };
 
-// Writes rows from a warp's registers.
+// Write rows from a warp's registers.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_rows(const P& params, const Variant& variant, const WorkItem& item,
                                            const WarpRows<S>& warp, const Outputs<S>& o,
@@ -97,7 +97,7 @@ __device__ __forceinline__ void write_rows(const P& params, const Variant& varia
   }
 }
 
-// Stores a group's partial states of 16 rows to shared memory: O as [kRows, kPartialStride], then m and l as
+// Store a group's partial states of 16 rows to shared memory: O as [kRows, kPartialStride], then m and l as
 // [kRows, 2].
 template <typename Variant, typename S>
 __device__ __forceinline__ void store_sums(const Outputs<S>& o, const OnlineSoftmax<S>& softmax, float* sums,
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_sums(const Outputs<S>& o, const OnlineSoft
   }
 }
 
-// Merges the groups' partial states in their order, and writes the result.
+// Merge the groups' partial states in their order, and write the result.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void write_groups(const P& params, const Variant& variant, const WorkItem& item,
                                              const WarpRows<S>& warp, const Outputs<S>& o,

@@ -27,10 +27,10 @@ struct alignas(16) RopeFrequency {
 constexpr float kFirstFactor = 31.0f / 32;
 constexpr float kQueryFactor = 32 / kFirstFactor;
 
-// Returns the second part g of x, whose first part is `rounded`.
+// Return the second part g of x, whose first part is `rounded`.
 __device__ __forceinline__ float second_part(float x, float rounded) { return fmaf(rounded, -kFirstFactor, x); }
 
-// Returns cosine and sine, exact to 2^-32 of a turn at any position: multiplication modulo 2^64 drops whole
+// Return cosine and sine, exact to 2^-32 of a turn at any position: multiplication modulo 2^64 drops whole
 // turns only.
 __device__ __forceinline__ void find_angle(uint64_t frequency, int64_t position, float& c, float& s) {
   const auto part = static_cast<int32_t>(frequency * static_cast<uint64_t>(position) >> 32);
@@ -95,7 +95,7 @@ struct RawElements {
   }
 };
 
-// Stores both parts of eight elements, chunk `column` of a row of queries or keys. The second is multiplied
+// Store both parts of eight elements, chunk `column` of a row of queries or keys. The second is multiplied
 // by `factor`.
 template <typename S>
 __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_part, uint32_t second, int row,
@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_
   ptx::store_shared_16(second + at, {rest[0], rest[1], rest[2], rest[3]});
 }
 
-// Rotates a group's tile for all warps that use it. The tile starts at key tile_start of the request. The
+// Rotate a group's tile for all warps that use it. The tile starts at key tile_start of the request. The
 // first part may overwrite `raw`.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void rotate_tile(const P& params, const Variant& variant, const RopeFrequency* frequencies,

@@ -99,7 +99,7 @@ struct AttentionShape : Types_, Tile_ {
   }
 };
 
-// Returns the first column of O, and of values, that this CTA computes.
+// Return the first column of O, and of values, that this CTA computes.
 template <typename S>
 __device__ __forceinline__ int first_column() {
   if constexpr (S::kVParts > 1) {

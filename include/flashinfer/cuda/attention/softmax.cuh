@@ -1,4 +1,4 @@
-// Applies variants, masks and the online softmax to S in the fragments of a warp.
+// Apply variants, masks and the online softmax to S in the fragments of a warp.
 #pragma once
 
 #include <cmath>
@@ -48,7 +48,7 @@ struct WarpRows {
   __device__ __forceinline__ int32_t row(int m, int half) const {
     return first + 16 * m + 8 * half + static_cast<int32_t>(threadIdx.x % 32) / 4;
   }
-  // Finds the query token and head of a row. Rows after the last count as the last.
+  // Find the query token and head of a row. Rows after the last count as the last.
   __device__ __forceinline__ void locate(int32_t row, int32_t& qo_idx, int32_t& qo_head) const {
     uint32_t token, in_group;
     params.group.divmod(min(row, rows - 1), token, in_group);
@@ -103,7 +103,7 @@ __device__ __forceinline__ void transform_logits(Products<S>& s, const P& params
   }
 }
 
-// Masks keys outside of each row's range. Serves masks that are ranges.
+// Mask keys outside of each row's range. Serves masks that are ranges.
 template <typename S>
 __device__ __forceinline__ void mask_outside_ranges(Products<S>& s, const WarpRows<S>& warp, int32_t tile_start,
                                                     float masked_value) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void mask_outside_ranges(Products<S>& s, const WarpRo
   }
 }
 
-// Sets the bits of the visible elements of the lane's row `part`, beginning with bit `bit`. The loop is not
+// Set the bits of the visible elements of the lane's row `part`, beginning with bit `bit`. The loop is not
 // unrolled, because the code of masks is long.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, const P& params, const Variant& variant,
@@ -142,7 +142,7 @@ __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, 
   }
 }
 
-// Masks each element by its bit of a 64-bit word. If a lane has more than 64 elements, each of its rows has its own
+// Mask each element by its bit of a 64-bit word. If a lane has more than 64 elements, each of its rows has its own
 // word: e4m3 tiles of 160 keys have 80 elements per lane.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void mask_elements(Products<S>& s, const P& params, const Variant& variant,
@@ -189,7 +189,7 @@ __device__ __forceinline__ void mask_tile(Products<S>& s, const P& params, const
   }
 }
 
-// Returns the sign by which queries are multiplied. It makes the scale of softmax positive, so the row maxima of S
+// Return the sign by which queries are multiplied. It makes the scale of softmax positive, so the row maxima of S
 // are also those of the scaled logits.
 template <typename Variant>
 __device__ __forceinline__ float query_sign(const Variant& variant) {
@@ -227,7 +227,7 @@ struct OnlineSoftmax {
     return row_max[m][half] == -math::inf ? 0.0f : row_max[m][half] * scale;
   }
 
-  // Replaces S by P. Rescales `o`, the sum of earlier tiles, if row_max is raised.
+  // Replace S by P. Rescales `o`, the sum of earlier tiles, if row_max is raised.
   __device__ __forceinline__ void exponentiate(Products<S>& s, Outputs<S>& o) {
     float tile_max[S::kM][2];
     bool higher = false;

@@ -16,7 +16,7 @@
 
 namespace flashinfer::cuda {
 
-// Returns the merge of a slot, found by a whole warp; -1: no slot, or no plan.
+// Return the merge of a slot, found by a whole warp; -1: no slot, or no plan.
 __device__ __forceinline__ int32_t merge_of_slot(const AttentionParams& params, int32_t slot) {
   if (slot < 0 || params.tickets == nullptr) return -1;
   const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32, count = params.counts[1];
@@ -29,7 +29,7 @@ __device__ __forceinline__ int32_t merge_of_slot(const AttentionParams& params, 
   return __reduce_max_sync(kAllLanes, found);
 }
 
-// Merges the rows of a tile. Runs in all threads of a CTA.
+// Merge the rows of a tile. Runs in all threads of a CTA.
 template <typename Variant, typename Types, int kThreads, typename P>
 __device__ __forceinline__ void merge_tile(const P& params, const MergeItem& item, int32_t number, int32_t head) {
   constexpr int kColumns = Types::HEAD_DIM_VO / 4, kAtOnce = 16;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void merge_tile(const P& params, const MergeItem& ite
   }
 }
 
-// Takes a ticket after this CTA's partial state is written, and merges after the last one. `number` is the
+// Take a ticket after this CTA's partial state is written, and merge after the last one. `number` is the
 // result of merge_of_slot(). Runs in all threads of a CTA.
 template <typename Variant, typename Types, int kThreads, typename P>
 __device__ __forceinline__ void merge_if_last(const P& params, int32_t number, int32_t head) {

@@ -9,7 +9,7 @@
 
 namespace flashinfer::cuda {
 
-// Returns true if every part of every row begins at a multiple of 16 bytes.
+// Return true if every part of every row begins at a multiple of 16 bytes.
 inline bool is_aligned(const AllReduceParams& p) {
   uintptr_t bits = p.weight ? p.row_bytes : static_cast<uintptr_t>(p.rows * p.row_bytes);
   for (const void* one :
@@ -44,7 +44,7 @@ void all_gather(const AllReduceParams& p, const Launch& where) {
   run_shares<T, true>(p, where, is_aligned(p));
 }
 
-// Loads the kernels to the current device. A first launch may otherwise wait for running kernels, and those wait for
+// Load the kernels to the current device. A first launch may otherwise wait for running kernels, and those wait for
 // peers.
 template <typename T, int kRanks, bool kTwoShots>
 void load_kernels() {

@@ -30,7 +30,7 @@ struct ClusterWords {
   uint64_t at[2][kMaxCluster * kCommThreads / 32];
 };
 
-// Returns the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0. Each warp
+// Return the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0. Each warp
 // stores its result in all CTAs, and polls the words of its own CTA. A barrier of the cluster would first wait for the
 // CTA's stores of rows to global memory, and then need a remote load. `number` counts the reductions from 0.
 template <bool kSum>
@@ -55,14 +55,14 @@ __device__ __forceinline__ float cluster_reduce(float value, ClusterWords& words
   return over_lanes(value);
 }
 
-// Stores a part of quant_out.
+// Store a part of quant_out.
 template <bool kAligned, int kN>
 __device__ __forceinline__ void store_quantized(void* to, const PartIndex& at, int64_t row_elements,
                                                 const float (&values)[kN]) {
   store_part<kAligned>(to, at, row_elements, quantize(values, DType::kFloat8E4M3));
 }
 
-// Returns the scale of the group of a part, and stores its exponent. Adjacent lanes have the parts of a group, and all
+// Return the scale of the group of a part, and store its exponent. Adjacent lanes have the parts of a group, and all
 // lanes of a warp call this. The last group also stores zeros to the unused bytes of its word.
 template <int kN>
 __device__ __forceinline__ float group_scale(const AllReduceParams& p, const PartIndex& at, bool is_inside,
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   const auto owner_of = [&](const PartIndex& at) { return (at.in_row / 32 + at.row) % ranks; };
   const auto distance_to = [&](int owner) { return owner < rank ? owner + ranks - rank : owner - rank; };
 
-  // Sends a piece and returns it.
+  // Send a piece and return it.
   const auto push = [&](uint32_t piece, uint4(&own)[kVecs]) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     return sum_of_parts<T, kRanks>(p, int64_t{slot + at.index} * kPartBytes, own, epoch, failure);
   };
 
-  // Returns the rounded sum of a part: its own, which it sends to all, or that of the owner.
+  // Return the rounded sum of a part: its own, which it sends to all, or that of the owner.
   const auto sum_of = [&](const PartIndex& at, const uint4& own) {
     if constexpr (!kTwoShots) return gather(at, own);
     const int64_t offset = int64_t{slot + at.index} * kPartBytes;

@@ -39,7 +39,7 @@ struct PartIndex {
   uint32_t row, in_row, index;
 };
 
-// Loads a part. Elements after the row's end are 0. If not kAligned, rows begin at any element.
+// Load a part. Elements after the row's end are 0. If not kAligned, rows begin at any element.
 template <bool kAligned, typename T>
 __device__ __forceinline__ Part<T> load_part(const void* from, const PartIndex& at, int64_t row_elements) {
   constexpr int kN = kPartElements<T>;
@@ -73,7 +73,7 @@ __device__ __forceinline__ Part<T> part_of(const uint4& words) {
   return part;
 }
 
-// Clears the header of the next call and sends the header of this call. All threads call it.
+// Clear the header of the next call and send the header of this call. All threads call it.
 __device__ __forceinline__ void send_headers(const KernelParams& p, int ranks, uint32_t epoch, bool sends) {
   const int rank = p.group.rank;
   const bool has_header = blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank && sends;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void send_headers(const KernelParams& p, int ranks, u
   }
 }
 
-// Sends words to all peers, from the next rank on, so that senders share the links. kRanks is 0 for any number.
+// Send words to all peers, from the next rank on, so that senders share the links. kRanks is 0 for any number.
 template <int kRanks>
 __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offset, const uint4& words) {
   const int ranks = kRanks ? kRanks : p.group.ranks;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offse
   for (int distance = 1; distance < ranks; ++distance) ptx::store_relaxed_sys(p.send[distance] + offset, words);
 }
 
-// Waits for the words of all ranks, in the order of ranks, and calls use(rank, words). `own` has those of this rank.
+// Wait for the words of all ranks, in the order of ranks, and call use(rank, words). `own` has those of this rank.
 template <int kRanks, typename Use>
 __device__ __forceinline__ void receive_all(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
                                             Failure& failure, const Use& use) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void receive_all(const KernelParams& p, int64_t offse
   }
 }
 
-// Returns the rounded sum of a part over the ranks.
+// Return the rounded sum of a part over the ranks.
 template <typename T, int kRanks>
 __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
                                                 Failure& failure) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t o
   return Part<T>::from_floats(sum);
 }
 
-// Compares the calls of all ranks, reports an error and counts the call. All threads of a CTA call it.
+// Compare the calls of all ranks, report an error and count the call. All threads of a CTA call it.
 __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint32_t epoch, Failure failure) {
   const int rank = p.group.rank;
   // Each call advances the epoch words of all CTAs, so calls may have different grids. This load overlaps the loads of
@@ -143,7 +143,7 @@ __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint3
   __syncwarp();
 }
 
-// Returns the number of clusters of a kernel that are resident at one time. The device must be current.
+// Return the number of clusters of a kernel that are resident at one time. The device must be current.
 template <auto kFunction>
 int resident_clusters(int device, int threads, int cluster) {
   static DeviceTable<std::atomic<int>[4 * (kCommThreads / 32)]> found;
@@ -193,7 +193,7 @@ inline KernelParams with_addresses(const AllReduceParams& p) {
   return result;
 }
 
-// Divides all rows, concatenated, into pieces of kPieceThreads parts.
+// Divide all rows, concatenated, into pieces of kPieceThreads parts.
 template <typename T>
 void set_flat_pieces(KernelParams& p) {
   p.row_parts = static_cast<uint32_t>((p.rows * p.hidden + kPartElements<T> - 1) / kPartElements<T>);

@@ -15,7 +15,7 @@ namespace flashinfer::cuda {
 constexpr int kMoeThreads = 256;
 constexpr int kMoeCtas = 8;  // of an SM
 
-// Copies a row to the ranks whose bits are set, from the next rank on, in accesses of a Unit. place(rank) is the row's
+// Copy a row to the ranks whose bits are set, from the next rank on, in accesses of a Unit. place(rank) is the row's
 // address. All threads of a CTA call it.
 template <typename Unit, typename PlaceOf>
 __device__ __forceinline__ void copy_units(const CommGroup& group, uint32_t ranks, const void* from, int64_t bytes,
@@ -69,7 +69,7 @@ static __global__ void __launch_bounds__(kMoeThreads) moe_dispatch_kernel(const 
   }
 }
 
-// Ends a call: sends this rank's headers and waits for those of all ranks.
+// End a call: send this rank's headers and wait for those of all ranks.
 static __global__ void __launch_bounds__(kCommThreads) moe_meet_kernel(const __grid_constant__ KernelParams p) {
   wait_for_inputs();
   launch_dependents();

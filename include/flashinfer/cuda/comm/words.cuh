@@ -29,7 +29,7 @@ __device__ __forceinline__ CallHeader header_in(const uint4& v) { return {v.x, v
 using Failure = uint32_t;
 constexpr Failure kFailedBefore = 1u << 31;
 
-// Returns the number of this call. The load bypasses the L1 cache, because other SMs wrote it in the previous call.
+// Return the number of this call. The load bypasses the L1 cache, because other SMs wrote it in the previous call.
 __device__ __forceinline__ uint32_t call_number(const AllReduceParams& p) {
   return ptx::load_relaxed_sys(&p.group.state->epoch[blockIdx.x]);
 }
@@ -38,13 +38,13 @@ __device__ __forceinline__ Failure earlier_failure(const AllReduceParams& p) {
   return ptx::load_relaxed_sys(&p.group.state->failed) != 0u ? kFailedBefore : 0;
 }
 
-// Records an error in the workspace's state, where it ends all other waits.
+// Record an error in the workspace's state, where it ends all other waits.
 __device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError error, int rank) {
   const bool is_first = atomicCAS(&p.group.state->failed, 0u, static_cast<uint32_t>(error)) == 0u;
   return is_first ? static_cast<uint32_t>(error) << 8 | rank : kFailedBefore;
 }
 
-// Writes the error that this thread found to the host's memory. Called once, at the end: in the waits, the code would
+// Write the error that this thread found to the host's memory. Called once, at the end: in the waits, the code would
 // be inlined once per rank.
 __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure failure, uint32_t epoch) {
   if (failure == 0 || failure == kFailedBefore) return;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure
   ptx::store_relaxed_sys(&p.group.report->error, failure >> 8);
 }
 
-// Returns true if the host aborts. Only one of all waiting threads reads the host's memory in each period of 65 us. A
+// Return true if the host aborts. Only one of all waiting threads reads the host's memory in each period of 65 us. A
 // read takes 0.5 us. When each warp read it, a sum of 1 MiB took 1 ms (two H100).
 __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t time) {
   uint32_t* abort_read_time = &p.group.state->abort_read_time;
@@ -74,7 +74,7 @@ __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t ti
          ptx::load_relaxed_sys(&p.group.report->abort) != 0u;
 }
 
-// Returns a failure if a wait for `sender` must end: another wait has failed, the sender makes another call, the host
+// Return a failure if a wait for `sender` must end: another wait has failed, the sender makes another call, the host
 // aborts, or the timeout has passed. The first check sets `began`, in units of 65 us: a 64-bit time would spill a
 // register.
 __device__ __forceinline__ Failure check_wait(const AllReduceParams& p, int sender, uint32_t epoch, uint32_t& began) {

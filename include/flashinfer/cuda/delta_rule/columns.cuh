@@ -50,7 +50,7 @@ __device__ __forceinline__ float load_float(const void* from, int64_t i) {
   return to_float(static_cast<const T*>(from)[i]);
 }
 
-// Loads contiguous floats of a lane.
+// Load contiguous floats of a lane.
 template <int kCount>
 __device__ __forceinline__ void load_floats(float (&to)[kCount], const float* from) {
 #pragma unroll
@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// Returns its inputs: the caller has computed the gates. StepGate of step/step.cuh computes them from raw values.
+// Return its inputs: the caller has computed the gates. StepGate of step/step.cuh computes them from raw values.
 struct IdentityGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
   __device__ __forceinline__ float row_gate(float g, int) const { return g; }
@@ -94,7 +94,7 @@ struct DeltaTokens {
   float decay[kTokens][kRowGate ? kKeys : 4];  // with one decay for all rows, only element 0
   float v[kTokens][kColumns], beta[kTokens][kColumns];
 
-  // Issues all loads of a thread before it waits for the first: a group of tokens costs one latency.
+  // Issue all loads of a thread before it waits for the first: a group of tokens costs one latency.
   template <typename T, typename Gate>
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& block, int64_t first,
                                        const Gate& gate) {
@@ -140,7 +140,7 @@ struct DeltaTokens {
     __syncthreads();
   }
 
-  // Computes q . k of each token. All threads call it.
+  // Compute q . k of each token. All threads call it.
   __device__ __forceinline__ void dot_q_k(float (&to)[kTokens]) const {
 #pragma unroll
     for (int n = 0; n < (kTokens * 32 + kThreads - 1) / kThreads; ++n) {
@@ -155,7 +155,7 @@ struct DeltaTokens {
     __syncthreads();
   }
 
-  // Normalises q and k. All threads call it.
+  // Normalise q and k. All threads call it.
   __device__ __forceinline__ void normalise() {
     __syncthreads();
     for (int row = threadIdx.x / 32; row < 2 * kTokens; row += kThreads / 32) {
@@ -168,7 +168,7 @@ struct DeltaTokens {
   }
 
  private:
-  // Loads elements first, first + kThreads and so on.
+  // Load elements first, first + kThreads and so on.
   template <int kCount, typename Load>
   static __device__ __forceinline__ void load_elements(float (&each)[kCount], int first, const Load& load) {
 #pragma unroll
@@ -184,7 +184,7 @@ struct DeltaTokens {
     __device__ __forceinline__ GmemRows(const void* rows, int64_t start, int64_t step_, int64_t size_, int64_t left_)
         : from(static_cast<const T*>(rows) + start), step(step_), size(size_), left(left_) {}
 
-    // Returns true if all rows consist of aligned vectors of 16 bytes.
+    // Return true if all rows consist of aligned vectors of 16 bytes.
     __device__ __forceinline__ bool is_aligned() const {
       return (reinterpret_cast<uintptr_t>(from) | ((step | size) * sizeof(T))) % 16 == 0;
     }
@@ -313,10 +313,10 @@ struct DeltaState {
 
   static __device__ __forceinline__ int part() { return threadIdx.x % 4; }
   static __device__ __forceinline__ int column() { return threadIdx.x / 4; }
-  // Returns the row of the state that element i holds.
+  // Return the row of the state that element i holds.
   static __device__ __forceinline__ int row(int i) { return i / 4 * 16 + part() * 4 + i % 4; }
 
-  // Loads this thread's elements of a row in smem.
+  // Load this thread's elements of a row in smem.
   static __device__ __forceinline__ void load_row(const float* from, float (&to)[kRows]) {
 #pragma unroll
     for (int i = 0; i < kRows; i += 4) {
@@ -350,7 +350,7 @@ struct DeltaState {
     for (int i = 0; i < kRows; ++i) at[i] = fmaf(row[i], factor, at[i]);
   }
 
-  // Returns the dot product of the column with a row, in all four threads.
+  // Return the dot product of the column with a row, in all four threads.
   __device__ __forceinline__ float dot(const float (&row)[kRows]) const {
     float sums[4] = {};
 #pragma unroll
@@ -359,7 +359,7 @@ struct DeltaState {
   }
 };
 
-// Calls body(kRows, kRowGate): the rows of a thread, and a flag for one decay per row.
+// Call body(kRows, kRowGate): the rows of a thread, and a flag for one decay per row.
 template <typename Body>
 void with_delta_shape(const DeltaRuleInputs& in, const Body& body) {
   const auto with_gate = [&](auto rows) { in.gk ? body(rows, std::true_type{}) : body(rows, std::false_type{}); };

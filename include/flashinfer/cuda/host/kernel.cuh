@@ -24,7 +24,7 @@ constexpr int64_t kFreeSharedBytes = 48 << 10;
 // Host side of one kernel.
 template <auto kFunction>
 struct Kernel {
-  // Allows launches with this many bytes of dynamic shared memory. The driver's limit without an attribute
+  // Allow launches with this many bytes of dynamic shared memory. The driver's limit without an attribute
   // also counts static bytes. The attribute only grows, so that no call revokes what another thread's launch
   // needs.
   static void prepare(int device, int64_t dynamic_bytes) {
@@ -58,7 +58,7 @@ struct Kernel {
         "cudaFuncSetAttribute");
   }
 
-  // Returns the number of CTAs that the whole device holds at one time. The device must be current. Costs more
+  // Return the number of CTAs that the whole device holds at one time. The device must be current. Costs more
   // than a launch.
   static int resident_ctas(int device, int threads, int64_t dynamic_bytes) {
     prepare(device, dynamic_bytes);
@@ -97,7 +97,7 @@ __global__ void sm90a_marker_kernel([[maybe_unused]] int* out) {
 #endif
 }
 
-// Returns true if the device has compute capability 9.0 and this module has code for 9.0a. Code for 9.0 runs
+// Return true if the device has compute capability 9.0 and this module has code for 9.0a. Code for 9.0 runs
 // there too, but kernels that need 9.0a are empty in it. A template, so that only callers get the marker.
 template <int = 0>
 bool serves_sm90a(int device) {

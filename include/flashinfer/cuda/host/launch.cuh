@@ -26,7 +26,7 @@ struct DeviceInfo {
   int major, minor, num_sms, shared_bytes;  // shared_bytes: the maximum of static and dynamic bytes of a CTA
 };
 
-// Queries once per device: a query costs as much as a launch.
+// Query once per device: a query costs as much as a launch.
 inline const DeviceInfo& device_info(int device) {
   static PerDevice<DeviceInfo> infos;
   return infos.get(device, [](int index) {
@@ -36,7 +36,7 @@ inline const DeviceInfo& device_info(int device) {
   });
 }
 
-// Launches kernel(args...) on the caller's stream, in clusters of `cluster` CTAs along x. An empty grid
+// Launch kernel(args...) on the caller's stream, in clusters of `cluster` CTAs along x. An empty grid
 // launches nothing. With PDL the kernel may start while the kernel before it ends, and must call
 // wait_for_inputs() before it reads memory. Kernels with dynamic shared memory go through Kernel
 // (kernel.cuh), which requests it first.
@@ -67,20 +67,20 @@ void launch_with(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t dynam
   check(cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...), "kernel launch");
 }
 
-// Launches a kernel without dynamic shared memory.
+// Launch a kernel without dynamic shared memory.
 template <typename... Params, typename... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, const Launch& where, Args&&... args) {
   launch_with(kernel, grid, block, 0, 1, where, std::forward<Args>(args)...);
 }
 
-// Waits until writes of the kernel before this one are visible. Without PDL, returns at once.
+// Wait until writes of the kernel before this one are visible. Without PDL, return at once.
 __device__ __forceinline__ void wait_for_inputs() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Allows the next kernel to be scheduled. It waits for this kernel's end before it reads memory.
+// Allow the next kernel to be scheduled. It waits for this kernel's end before it reads memory.
 __device__ __forceinline__ void launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -67,7 +67,7 @@ class DeviceTable {
 template <typename T>
 class PerDevice {
  public:
-  // Returns the result of the first find(device) that did not throw. The device is current while find runs.
+  // Return the result of the first find(device) that did not throw. The device is current while find runs.
   template <typename Find>
   const T& get(int device, const Find& find) {
     Once& once = table_.at(device);

@@ -28,7 +28,7 @@ Function driver_function(const char* name) {
   return reinterpret_cast<Function>(found);
 }
 
-// Calls a function of the driver by name, and throws on an error.
+// Call a function of the driver by name, and throw on an error.
 #define FLASHINFER_DRIVER(function, ...)                                                                            \
   do {                                                                                                              \
     static const auto call = ::flashinfer::cuda::driver_function<decltype(&function)>(#function);                   \
@@ -45,7 +45,7 @@ inline CUmemAllocationProp shareable(int device) {
   return prop;
 }
 
-// Returns the unit of sizes of shareable allocations.
+// Return the unit of sizes of shareable allocations.
 inline int64_t shared_granularity(int device) {
   const CUmemAllocationProp prop = shareable(device);
   size_t unit = 0;
@@ -53,7 +53,7 @@ inline int64_t shared_granularity(int device) {
   return static_cast<int64_t>(unit);
 }
 
-// Maps an allocation for reads and writes of `device`, and releases its handle: the mapping keeps the memory.
+// Map an allocation for reads and writes of `device`, and release its handle: the mapping keeps the memory.
 inline int64_t map_shared(CUmemGenericAllocationHandle handle, int64_t bytes, int device) {
   CUdeviceptr address = 0;
   bool is_mapped = false;

@@ -39,7 +39,7 @@ inline EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(found);
 }
 
-// Returns a map whose boxes have rows of kWidth bytes in smem, swizzled. The box's first side has at most
+// Return a map whose boxes have rows of kWidth bytes in smem, swizzled. The box's first side has at most
 // kWidth bytes.
 template <int kWidth, int kRank>
 CUtensorMap tensor_map(CUtensorMapDataType type, int64_t element_bytes, const MapShape<kRank>& shape) {

@@ -25,7 +25,7 @@ struct MlaMergeMemory {
   float2 ml[kMlaMergeWarps];
 };
 
-// Writes four columns of a row. The lanes of column 0 also write lse.
+// Write four columns of a row. The lanes of column 0 also write lse.
 template <typename T>
 __device__ __forceinline__ void mla_write_merged(const MlaParams& params, const MergeRow& row, int column,
                                                  PartialState<true> state) {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
   }
 }
 
-// Merges half a row, four partial states at a time. A lane has four columns in each quarter of the half.
+// Merge half a row, four partial states at a time. A lane has four columns in each quarter of the half.
 template <typename T>
 __device__ __forceinline__ void mla_merge_half(const MlaParams& params, const MergeRow& row, int half) {
   constexpr int kAtOnce = 4, kGroups = 2;

@@ -19,14 +19,14 @@ struct MlaRows {
   __device__ __forceinline__ MlaRows(const MlaParams& p, const WorkItem& i)
       : params(p), item(i), count(min(p.tile_rows, i.qo_len * static_cast<int32_t>(p.group.divisor) - i.row_start)) {}
 
-  // Finds the query token and the head of a row.
+  // Find the query token and the head of a row.
   __device__ __forceinline__ void locate(int row, int32_t& query, int32_t& head) const {
     uint32_t quotient, rest;
     params.group.divmod(static_cast<uint32_t>(item.row_start + row), quotient, rest);
     query = static_cast<int32_t>(quotient), head = static_cast<int32_t>(rest);
   }
 
-  // Returns the end of the keys of the item that the row sees.
+  // Return the end of the keys of the item that the row sees.
   __device__ __forceinline__ int32_t end(int row) const {
     if (params.mask_mode != MaskMode::kCausal) return item.kv_end;
     const auto query = static_cast<int32_t>(params.group.div(static_cast<uint32_t>(item.row_start + row)));
@@ -56,12 +56,12 @@ struct MlaRows {
     return params.partial_o + (int64_t{item.slot} * params.slot_rows + row) * kMlaCkv;
   }
 
-  // Returns m in base 2: the row maximum of S times the scale of softmax.
+  // Return m in base 2: the row maximum of S times the scale of softmax.
   __device__ __forceinline__ float base(float row_max, float l) const {
     return l == 0 ? 0.0f : row_max * params.sm_scale_log2;
   }
 
-  // Adds the row's sink to m in base 2 and to l, if the item is final. Returns the factor that rescales O.
+  // Add the row's sink to m in base 2 and to l, if the item is final. Return the factor that rescales O.
   __device__ __forceinline__ float add_sink(int row, float& base, float& l) const {
     if (params.maybe_sinks == nullptr || item.slot >= 0) return 1.0f;
     int32_t query, head;
@@ -69,7 +69,7 @@ struct MlaRows {
     return flashinfer::add_sink<MlaVariant>(params, head, base, l);
   }
 
-  // Writes m and l of a partial state, or the lse. `base` is m in base 2, `l` the sum of P.
+  // Write m and l of a partial state, or the lse. `base` is m in base 2, `l` the sum of P.
   __device__ __forceinline__ void write_softmax(int row, float base, float l) const {
     if (item.slot >= 0) {
       *reinterpret_cast<float2*>(params.partial_ml + int64_t{item.slot} * params.slot_rows + row) = {base, l};

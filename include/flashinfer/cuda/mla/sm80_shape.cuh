@@ -59,7 +59,7 @@ struct RowLane {
     unit = static_cast<int>(threadIdx.x) % kLanes;
   }
 
-  // Copies this lane's units of a latent and of its rotary key, or zeros if `valid` is false. kSwizzled: `to` is the
+  // Copy this lane's units of a latent and of its rotary key, or zeros if `valid` is false. kSwizzled: `to` is the
   // start of swizzled rows of `S`.
   template <typename S, bool kSwizzled, typename E>
   __device__ __forceinline__ void copy(uint32_t to, const E* latent, const E* rotary, bool valid) const {

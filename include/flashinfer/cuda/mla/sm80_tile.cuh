@@ -36,10 +36,10 @@ struct MlaTile {
   __device__ __forceinline__ uint32_t stage(int tile) const {
     return smem + S::kQueryBytes + tile % S::kStages * S::kStageBytes;
   }
-  // Returns the address of a tile's 16-bit keys.
+  // Return the address of a tile's 16-bit keys.
   __device__ __forceinline__ uint32_t keys(int tile) const { return S::kWidens ? smem + S::kWidenedAt : stage(tile); }
 
-  // Returns the address of the scales of a row of a tile.
+  // Return the address of the scales of a row of a tile.
   __device__ __forceinline__ uint32_t scales(int tile, int row) const {
     return smem + S::kScalesAt + tile % S::kStages * S::kStageScaleBytes + row * kMlaScales * 4;
   }
@@ -60,19 +60,19 @@ struct MlaTile {
     at.template copy<S, true>(smem, rows.nope<T>(row), rows.pe<T>(row), at.row < rows.count);
   }
 
-  // Returns the page of the row of a tile that this thread copies. The caller looks it up one tile ahead.
+  // Return the page of the row of a tile that this thread copies. The caller looks it up one tile ahead.
   __device__ __forceinline__ int32_t page_of(int tile) const {
     const int32_t key = item.kv_start + tile * S::kKeys + key_lane.row;
     return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
   }
 
-  // Returns true if this thread's row of the next tile overlaps the exchange buffer. It is copied after the exchange.
+  // Return true if this thread's row of the next tile overlaps the exchange buffer. It is copied after the exchange.
   __device__ __forceinline__ bool copies_late() const { return key_lane.row >= S::kKeys - S::kLateRows; }
   __device__ __forceinline__ uint32_t exchange_address(int tile, int to_warp) const {
     return stage(tile + 1) + (S::kKeys - S::kLateRows) * S::kCopiedBytes + to_warp * S::kExchangeBytes + lane * 16;
   }
 
-  // Copies a tile of keys, with zeros after the end of the item.
+  // Copy a tile of keys, with zeros after the end of the item.
   __device__ __forceinline__ void load_keys(int tile, int32_t& page) const {
     using KV = typename S::KV;
     const KvCache& kv = params.kv;
@@ -93,7 +93,7 @@ struct MlaTile {
     ptx::cp_async_commit();
   }
 
-  // Widens 8-bit keys. A thread converts 16 numbers of a row to two 16-byte units of T.
+  // Widen 8-bit keys. A thread converts 16 numbers of a row to two 16-byte units of T.
   __device__ __forceinline__ void widen_keys(int tile) const {
     int thread = static_cast<int>(threadIdx.x);
     asm volatile("" : "+r"(thread));  // the compiler recomputes addresses per tile, because registers are few
@@ -183,7 +183,7 @@ struct MlaTile {
     }
   }
 
-  // Masks keys that rows do not see.
+  // Mask keys that rows do not see.
   __device__ __forceinline__ void mask_keys(int tile, Logits& s) const {
     const int32_t key = item.kv_start + tile * S::kKeys + logit_half() * S::kHalf + lane % 4 * 2;
 #pragma unroll
@@ -198,7 +198,7 @@ struct MlaTile {
     }
   }
 
-  // Computes P of 16 rows and half of the keys, and stores it to smem. m is updated lazily, only if an element of P
+  // Compute P of 16 rows and half of the keys, and store it to smem. m is updated lazily, only if an element of P
   // would exceed 2^8. O and l are then rescaled.
   __device__ __forceinline__ void exponentiate(int tile, float (&m)[2], float (&l)[2], int32_t& page) const {
     const int half = logit_half(), row0 = logit_row();
@@ -291,14 +291,14 @@ struct MlaTile {
     }
   }
 
-  // Returns the factor that normalises a row of O: 1 / l, or the value of finish_row() if rows have sinks.
+  // Return the factor that normalises a row of O: 1 / l, or the value of finish_row() if rows have sinks.
   __device__ __forceinline__ float output_factor(int row) const {
     if (params.maybe_sinks != nullptr) return state.rescale[row];
     const float l = state.of_half[0][row] + state.of_half[1][row];
     return l == 0 ? 0.0f : math::ptx_rcp(l);
   }
 
-  // Writes lse, or m and l, of a row. If it has a sink, stores its factor of O to smem.
+  // Write lse, or m and l, of a row. If it has a sink, stores its factor of O to smem.
   __device__ __forceinline__ void finish_row(const MlaRows& out_rows, int row, float m) const {
     float l = state.of_half[0][row] + state.of_half[1][row], base = out_rows.base(m, l);
     if (params.maybe_sinks != nullptr) {

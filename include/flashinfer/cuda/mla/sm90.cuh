@@ -18,7 +18,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Loads queries. Runs in the 256 consumer threads.
+// Load queries. Runs in the 256 consumer threads.
 template <typename T>
 __device__ __forceinline__ void mla_load_queries(const MlaRows& rows, const MlaShared& shared) {
   const int unit = static_cast<int>(threadIdx.x) % 64, row0 = static_cast<int>(threadIdx.x) / 64;

@@ -19,7 +19,7 @@ struct MlaMaps {
   int32_t rows;
 };
 
-// Loads one side of a block by TMA, in one warp. Lane i starts box i.
+// Load one side of a block by TMA, in one warp. Lane i starts box i.
 __device__ __forceinline__ void mla_load_side(const MlaParams& params, const MlaMaps& maps, const MlaShared& shared,
                                               const WorkItem& item, int32_t first_page, int block, int side) {
   const int lane = static_cast<int>(threadIdx.x) % 32, buffer = block % 2;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void mla_load_side(const MlaParams& params, const Mla
   __syncwarp();
 }
 
-// Loads all sides of all blocks, in the order in which the consumers release them.
+// Load all sides of all blocks, in the order in which the consumers release them.
 template <typename Load>
 __device__ __forceinline__ void mla_load_all(int pairs, const Load& load) {
   load(kBlockA, kMlaLeftSide);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void mla_load_all(int pairs, const Load& load) {
   }
 }
 
-// Gathers the rows of a pair of blocks in a warpgroup, with eight lanes per row of a chunk. A thread looks up
+// Gather the rows of a pair of blocks in a warpgroup, with eight lanes per row of a chunk. A thread looks up
 // the page of one row, one pair ahead.
 template <typename T>
 struct MlaGatherer {
@@ -76,7 +76,7 @@ struct MlaGatherer {
     return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
   }
 
-  // Copies one side of a block. Rows after the item's end become zeros and are not read.
+  // Copy one side of a block. Rows after the item's end become zeros and are not read.
   template <int kSide>
   __device__ __forceinline__ void copy(int block) const {
     const int buffer = block % 2;

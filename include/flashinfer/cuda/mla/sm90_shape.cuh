@@ -20,7 +20,7 @@ enum MlaBlock { kBlockA, kBlockB };  // the two blocks in shared memory
 // Sides of a block: the columns of warpgroup 0, those of warpgroup 1, and the rotary chunk. The consumers release
 // them at different times. TMA loads the rotary chunk together with the right side.
 enum MlaSide { kMlaLeftSide, kMlaRightSide, kMlaRopeSide, kMlaSides };
-// Returns the first chunk of a side. For kMlaSides it is the number of chunks.
+// Return the first chunk of a side. For kMlaSides it is the number of chunks.
 FLASHINFER_HD constexpr int mla_first_chunk(int side) { return side < kMlaSides ? side * kMlaSideChunks : kMlaChunks; }
 // Registers of a producer thread. Gathering needs more than TMA does.
 template <bool kGather>
@@ -87,13 +87,13 @@ struct MlaShared {
   }
 };
 
-// Returns the number of pairs of blocks. The last block may be after the end: its keys are zeros and masked.
+// Return the number of pairs of blocks. The last block may be after the end: its keys are zeros and masked.
 __device__ __forceinline__ int mla_pairs(const WorkItem& item) {
   const int32_t length = item.kv_end - item.kv_start;
   return length <= 0 ? 1 : (length + 2 * kMlaKeys - 1) / (2 * kMlaKeys);
 }
 
-// Returns true if the producer gathers rows by cp.async instead of TMA. TMA is slower with boxes of fewer than 32
+// Return true if the producer gathers rows by cp.async instead of TMA. TMA is slower with boxes of fewer than 32
 // rows. A tensor map needs at least one page and positive strides, but a cache may be empty, and rotary keys that a
 // model does not have are one row with stride 0.
 inline bool mla_is_gathered(const KvCache& kv) {

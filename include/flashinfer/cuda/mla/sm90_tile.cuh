@@ -69,7 +69,7 @@ struct MlaConsumer {
     ptx::named_barrier<256>(kMlaMaxReadyA);
   }
 
-  // Clears keys after the end of the item. As values they may be NaN, and 0 * NaN is NaN.
+  // Clear keys after the end of the item. As values they may be NaN, and 0 * NaN is NaN.
   __device__ __forceinline__ void clear_after_end(int block, uint32_t parity) const {
     if constexpr (!kGather) {
       const int32_t count = item.kv_end - item.kv_start - block * kMlaKeys;
@@ -146,7 +146,7 @@ struct MlaConsumer {
     for (int e = 0; e < 128; ++e) o[e] *= factors[e / 2 % 2];
   }
 
-  // Releases one side of a block after this warp's last wgmma that reads it.
+  // Release one side of a block after this warp's last wgmma that reads it.
   __device__ __forceinline__ void release(int buffer, int side = kGroup) const {
     if (lane == 0) ptx::mbarrier_arrive(shared.empty(buffer, side));
   }
@@ -158,7 +158,7 @@ struct MlaConsumer {
       if (key + 8 * (e / 4) + e % 2 >= end[e / 2 % 2]) s[e] = -math::inf;
   }
 
-  // Replaces S by P and packs it. If a row maximum is raised, returns true and multiplies `factor` by the
+  // Replace S by P and pack it. If a row maximum is raised, return true and multiply `factor` by the
   // factor that rescales O.
   __device__ __forceinline__ bool exponentiate(int block, uint32_t (&p)[16], float (&factor)[2]) {
     if constexpr (kGather) release(kGroup, kMlaRopeSide);
@@ -194,7 +194,7 @@ struct MlaConsumer {
     return raise;
   }
 
-  // Receives row maxima that the other warpgroup has raised. Returns true if there are any.
+  // Receive row maxima that the other warpgroup has raised. Return true if there are any.
   __device__ __forceinline__ bool receive_row_maxima(float (&factor)[2]) {
     if (!shared.raised(1 - kGroup)[warp]) return false;
 #pragma unroll
@@ -370,7 +370,7 @@ struct MlaConsumer {
   }
 };
 
-// Computes an item. The last pair is peeled off the loop, because no wgmma may be under a condition in the loop.
+// Compute an item. The last pair is peeled off the loop, because no wgmma may be under a condition in the loop.
 template <typename Group>
 __device__ __forceinline__ void mla_attend(Group&& group, int pairs) {
   group.prologue();

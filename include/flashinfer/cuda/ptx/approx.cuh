@@ -3,14 +3,14 @@
 
 namespace flashinfer::cuda::ptx {
 
-// Returns 2^x with a relative error of 2^-22.
+// Return 2^x with a relative error of 2^-22.
 __device__ __forceinline__ float ex2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Returns 1 / x with a relative error of 2^-23.
+// Return 1 / x with a relative error of 2^-23.
 __device__ __forceinline__ float rcp_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

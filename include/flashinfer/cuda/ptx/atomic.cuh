@@ -5,7 +5,7 @@
 
 namespace flashinfer::cuda::ptx {
 
-// Adds 1, or resets from `last` to 0. Returns the previous value. Writes before the call are visible to every
+// Add 1, or resets from `last` to 0. Return the previous value. Writes before the call are visible to every
 // thread that gets a later number. The order is transitive: it includes writes that this thread has seen that
 // way.
 __device__ __forceinline__ uint32_t atomic_inc_acq_rel(uint32_t* counter, uint32_t last) {
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t atomic_inc_acq_rel(uint32_t* counter, uint32
   return before;
 }
 
-// Makes earlier writes of this thread visible to threads that read the value with load_acquire().
+// Make earlier writes of this thread visible to threads that read the value with load_acquire().
 __device__ __forceinline__ void store_release(uint32_t* to, uint32_t value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(value) : "memory");
 }

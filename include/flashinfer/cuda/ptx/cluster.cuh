@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t cluster_size() {
 #endif
 }
 
-// Synchronises all threads of the cluster and makes their earlier writes visible, also those to shared
+// Synchronise all threads of the cluster and make their earlier writes visible, also those to shared
 // memory.
 __device__ __forceinline__ void cluster_sync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -51,7 +51,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// Synchronises reads: all are complete before any thread continues. The arrival is relaxed and does not order
+// Synchronise reads: all are complete before any thread continues. The arrival is relaxed and does not order
 // a load whose value is unused: each thread must consume what it has read before it arrives. It does not wait
 // for writes, which takes longer: another CTA was seen to read bins of atomics before they were complete.
 __device__ __forceinline__ void cluster_sync_reads() {
@@ -62,14 +62,14 @@ __device__ __forceinline__ void cluster_sync_reads() {
 #endif
 }
 
-// Returns the bytes of dynamic shared memory of this launch.
+// Return the bytes of dynamic shared memory of this launch.
 __device__ __forceinline__ int dynamic_shared_bytes() {
   int bytes;
   asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
   return bytes;
 }
 
-// Returns the address of an object of this CTA in the shared memory of CTA `rank` of the cluster.
+// Return the address of an object of this CTA in the shared memory of CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t of_rank(const void* object, uint32_t rank) {
   const uint32_t local = static_cast<uint32_t>(__cvta_generic_to_shared(object));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -87,7 +87,7 @@ __device__ __forceinline__ uint32_t of_rank(const void* object, uint32_t rank) {
 #define FLASHINFER_CLUSTER_SPACE "shared"
 #endif
 
-// Stores a value, and counts its four bytes at a barrier in the same CTA's shared memory.
+// Store a value, and count its four bytes at a barrier in the same CTA's shared memory.
 __device__ __forceinline__ void store_of_rank(uint32_t at, uint32_t value, uint32_t barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(at), "r"(value),
@@ -113,7 +113,7 @@ __device__ __forceinline__ uint4 load4_of_rank(uint32_t at) {
   return value;
 }
 
-// Stores a word whose value tells its reader that it has arrived. It orders nothing else.
+// Store a word whose value tells its reader that it has arrived. It orders nothing else.
 __device__ __forceinline__ void store_word_of_rank(uint32_t at, uint64_t word) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(at), "l"(word) : "memory");
@@ -121,7 +121,7 @@ __device__ __forceinline__ void store_word_of_rank(uint32_t at, uint64_t word) {
   asm volatile("st.volatile.shared.u64 [%0], %1;" ::"r"(at), "l"(word) : "memory");
 #endif
 }
-// Loads a word of this CTA that another one may store.
+// Load a word of this CTA that another one may store.
 __device__ __forceinline__ uint64_t load_word(const uint64_t* from) {
   uint64_t word;
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(from));

@@ -1,4 +1,4 @@
-// Loads 8x8 matrices of 16-bit elements from smem to fragments. Lane 8 i + r supplies the address of row r of
+// Load 8x8 matrices of 16-bit elements from smem to fragments. Lane 8 i + r supplies the address of row r of
 // matrix i. A lane receives elements 2 (lane % 4) and the next one of row lane / 4, or of column lane / 4 if
 // transposed.
 #pragma once

@@ -10,7 +10,7 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrival
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes the initial state visible to copies. Call __syncthreads() after it.
+// Make the initial state visible to copies. Call __syncthreads() after it.
 __device__ __forceinline__ void mbarrier_fence_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void mbarrier_arrive_of_rank(uint32_t barrier, uint32
       : "memory");
 }
 
-// Arrives, and adds `bytes` of copies to the phase. A box counts whole, even outside of the tensor.
+// Arrive, and add `bytes` of copies to the phase. A box counts whole, even outside of the tensor.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }

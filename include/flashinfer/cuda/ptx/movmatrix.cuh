@@ -1,4 +1,4 @@
-// Transposes an 8x8 matrix of 16-bit elements between the lanes of a warp. A lane supplies elements 2 (lane %
+// Transpose an 8x8 matrix of 16-bit elements between the lanes of a warp. A lane supplies elements 2 (lane %
 // 4) and the next one of row lane / 4, and receives those of column lane / 4.
 #pragma once
 

@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda::ptx {
 
-// Returns the normal policy if the data is read `again`, otherwise evict-first.
+// Return the normal policy if the data is read `again`, otherwise evict-first.
 __device__ __forceinline__ uint64_t read_policy(bool again) {
   uint64_t first, normal;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
@@ -15,7 +15,7 @@ __device__ __forceinline__ uint64_t read_policy(bool again) {
   return again ? normal : first;
 }
 
-// Loads memory that no thread writes while the kernel runs.
+// Load memory that no thread writes while the kernel runs.
 __device__ __forceinline__ uint4 load_global(const uint4* from, bool again) {
   uint4 value;
   asm volatile("ld.global.nc.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint2 load_global(const uint2* from, bool again) {
   return value;
 }
 
-// Prefetches the line of an address to the L2 cache.
+// Prefetch the line of an address to the L2 cache.
 __device__ __forceinline__ void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(from)));
 }

@@ -1,4 +1,4 @@
-// Stores 8x8 matrices of 16-bit elements from fragments to smem. Addresses and lanes are those of ldmatrix.
+// Store 8x8 matrices of 16-bit elements from fragments to smem. Addresses and lanes are those of ldmatrix.
 #pragma once
 
 #include <cstdint>

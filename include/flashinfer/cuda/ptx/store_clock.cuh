@@ -1,4 +1,4 @@
-// Stores the time under a predicate. A branch would diverge lanes, which wgmma does not allow.
+// Store the time under a predicate. A branch would diverge lanes, which wgmma does not allow.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda::ptx {
 
-// Stores four words. PTX orders nothing between them: a reader must test each.
+// Store four words. PTX orders nothing between them: a reader must test each.
 __device__ __forceinline__ void store_relaxed_sys(void* to, const uint4& value) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)

@@ -12,7 +12,7 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Loads a box. Elements outside of the tensor arrive as zeros. `barrier` counts the bytes of the whole box.
+// Load a box. Elements outside of the tensor arrive as zeros. `barrier` counts the bytes of the whole box.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y, int z) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
@@ -37,7 +37,7 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
-// Loads a box to the same address in each CTA of the cluster whose bit `blocks` has. The barrier at that
+// Load a box to the same address in each CTA of the cluster whose bit `blocks` has. The barrier at that
 // CTA's address `barrier` counts it.
 __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier, int x, int y,
                                                    int z, uint32_t blocks) {
@@ -48,7 +48,7 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       : "memory");
 }
 
-// Stores a box. Elements outside of the tensor are not written.
+// Store a box. Elements outside of the tensor are not written.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, int x, int y, int z) {
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
                "r"(x), "r"(y), "r"(z)
@@ -60,7 +60,7 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from,
                : "memory");
 }
 
-// Loads contiguous bytes, a multiple of 16 at a multiple of 16.
+// Load contiguous bytes, a multiple of 16 at a multiple of 16.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
@@ -71,14 +71,14 @@ __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t byt
                : "memory");
 }
 
-// Adds floats to gmem. Each addition is atomic.
+// Add floats to gmem. Each addition is atomic.
 __device__ __forceinline__ void bulk_add(float* to, uint32_t from, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
                "r"(bytes)
                : "memory");
 }
 
-// Groups this thread's stores, and waits until at most kPending groups still read smem, or are in flight.
+// Group this thread's stores, and wait until at most kPending groups still read smem, or are in flight.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void bulk_wait_read() {

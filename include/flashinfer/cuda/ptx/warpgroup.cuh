@@ -10,13 +10,13 @@ __device__ __forceinline__ void warpgroup_fence() { asm volatile("wgmma.fence.sy
 
 __device__ __forceinline__ void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most kPending committed groups are in flight. Each of the four warps waits for its own part.
+// Wait until at most kPending committed groups are in flight. Each of the four warps waits for its own part.
 template <int kPending>
 __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Pins registers that a group has written or read: no use of them moves before the preceding wait.
+// Pin registers that a group has written or read: no use of them moves before the preceding wait.
 template <int kN>
 __device__ __forceinline__ void warpgroup_hold(float (&registers)[kN]) {
 #pragma unroll
@@ -28,7 +28,7 @@ __device__ __forceinline__ void warpgroup_hold(uint32_t (&registers)[kN]) {
   for (int i = 0; i < kN; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// Sets the registers of a thread, a multiple of 8. The kernel needs __launch_bounds__(threads, 1) and one
+// Set the registers of a thread, a multiple of 8. The kernel needs __launch_bounds__(threads, 1) and one
 // if/else by role. The sum over its warpgroups must not exceed the compiled number.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc() {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// Returns true in one lane of a converged warp.
+// Return true in one lane of a converged warp.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));

@@ -34,7 +34,7 @@ __device__ __forceinline__ bfloat16_t from_float<bfloat16_t>(float value) {
 template <typename T>
 constexpr bool kIsHalfType = __is_same(T, half_t) || __is_same(T, bfloat16_t);
 
-// Packs two floats as two T in a register, the first in the low half.
+// Pack two floats as two T in a register, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   static_assert(kIsHalfType<T>, "a register holds a pair of half_t or of bfloat16_t");
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   return result;
 }
 
-// Packs two floats. Numbers too large for half_t become its largest one.
+// Pack two floats. Numbers too large for half_t become its largest one.
 template <typename T>
 __device__ __forceinline__ uint32_t pack_finite(float low, float high) {
   uint32_t result = pack<T>(low, high);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void unpack(uint32_t pair, float& low, float& high) {
   low = to_float(both[0]), high = to_float(both[1]);
 }
 
-// Packs four floats as four e4m3, the first in the low byte. Larger numbers become 448. GPUs before 8.9 have
+// Pack four floats as four e4m3, the first in the low byte. Larger numbers become 448. GPUs before 8.9 have
 // no such instruction: a kernel that reaches this there traps.
 __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -87,7 +87,7 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
 #endif
 }
 
-// Returns the two numbers of the low 16 bits as a pair of half_t, the first in the low half.
+// Return the two numbers of the low 16 bits as a pair of half_t, the first in the low half.
 template <typename T>
 __device__ __forceinline__ uint32_t widen_to_half(uint32_t two);
 
@@ -115,7 +115,7 @@ __device__ __forceinline__ uint32_t widen_to_half<fp8_e4m3_t>(uint32_t two) {
 #endif
 }
 
-// Returns the two numbers of the low 16 bits as a pair of T.
+// Return the two numbers of the low 16 bits as a pair of T.
 template <typename T, typename From>
 __device__ __forceinline__ uint32_t widen(uint32_t two) {
   static_assert(kIsHalfType<T> && sizeof(From) == 1, "numbers of eight bits become half_t or bfloat16_t");
@@ -132,7 +132,7 @@ __device__ __forceinline__ uint32_t widen(uint32_t two) {
   }
 }
 
-// Returns the products of the two numbers and a factor as a pair of T.
+// Return the products of the two numbers and a factor as a pair of T.
 template <typename T, typename From>
 __device__ __forceinline__ uint32_t widen_scaled(uint32_t two, float scale) {
   const uint32_t halves = widen_to_half<From>(two);

@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda {
 
-// Returns the swizzled offset of the 16-byte unit at byte `at` of a tile. Tiles start at multiples of 8
+// Return the swizzled offset of the 16-byte unit at byte `at` of a tile. Tiles start at multiples of 8
 // kWidth.
 template <int kWidth>
 __device__ __forceinline__ constexpr uint32_t tma_swizzle(uint32_t at) {
@@ -22,11 +22,11 @@ struct ChunkedTile {
   static_assert(kWidth == 128 || kWidth == 64 || kWidth == 32, "a swizzle of 128, 64 or 32 bytes");
   static_assert(kRows % 8 == 0, "the swizzle's pattern has eight rows");
 
-  // Returns the descriptor of the operand at `address`, a row that is a multiple of 8, in the first chunk.
+  // Return the descriptor of the operand at `address`, a row that is a multiple of 8, in the first chunk.
   __device__ __forceinline__ static uint64_t k_contiguous(uint32_t address) { return descriptor(address, 16); }
   __device__ __forceinline__ static uint64_t n_contiguous(uint32_t address) { return descriptor(address, kChunkBytes); }
 
-  // Returns the increment of a descriptor for step `step` of k, of 16 elements each.
+  // Return the increment of a descriptor for step `step` of k, of 16 elements each.
   __device__ __forceinline__ static constexpr uint64_t k_contiguous_step(int step) {
     constexpr int kSteps = kWidth / 32;
     return static_cast<uint64_t>((step / kSteps * kChunkBytes + step % kSteps * 32) >> 4);
@@ -35,7 +35,7 @@ struct ChunkedTile {
     return static_cast<uint64_t>((step * 16 * kWidth) >> 4);
   }
 
-  // Returns the offset of the 16-byte unit `unit` of a row from the start of the tile.
+  // Return the offset of the 16-byte unit `unit` of a row from the start of the tile.
   __device__ __forceinline__ static constexpr uint32_t unit(int row, int unit) {
     constexpr int kUnits = kWidth / 16;
     return unit / kUnits * kChunkBytes + tma_swizzle<kWidth>(row * kWidth + unit % kUnits * 16);

@@ -54,7 +54,7 @@ struct Accumulator {
     }
   }
 
-  // Adds the product of 16 elements of every row with those of columns 16 * pair to 16 * pair + 15.
+  // Add the product of 16 elements of every row with those of columns 16 * pair to 16 * pair + 15.
   template <typename T>
   __device__ __forceinline__ void add(const uint32_t (&a)[kM][4], const uint32_t (&b)[2][2], int pair) {
 #pragma unroll
@@ -88,7 +88,7 @@ struct SmemOperandA {
     const int lane = threadIdx.x % 32;
     at = Swizzle<kBytes>::chunk(Swizzle<kBytes>::row(start, first_row + lane % 16), lane / 16);
   }
-  // Loads rows 16 m to 16 m + 15, elements 16 step to 16 step + 15.
+  // Load rows 16 m to 16 m + 15, elements 16 step to 16 step + 15.
   __device__ __forceinline__ void load(uint32_t (&a)[4], int m, int step, int offset = 0) const {
     ptx::ldmatrix_x4(a, Swizzle<kBytes>::chunk(at, 2 * step) + (m * 16 * kBytes + offset));
   }
@@ -104,7 +104,7 @@ struct SmemOperandB {
     const int lane = threadIdx.x % 32;
     at = Rows::chunk(Rows::row(start, first_row + lane % 8 + lane / 16 * 8), lane / 8 % 2);
   }
-  // Loads rows 16 pair + 8 i to + 7 to b[i]: elements 16 step + {0, 1, 8, 9} + 2 (lane % 4) of row lane / 4.
+  // Load rows 16 pair + 8 i to + 7 to b[i]: elements 16 step + {0, 1, 8, 9} + 2 (lane % 4) of row lane / 4.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step, int offset = 0) const {
     uint32_t r[4];
     ptx::ldmatrix_x4(r, Rows::chunk(at, 2 * step) + (pair * 16 * Rows::kPitch + offset));
@@ -120,13 +120,13 @@ struct SmemOperandBTransposed {
 
   __device__ __forceinline__ SmemOperandBTransposed(uint32_t start, int first_row)
       : at(Rows::chunk(Rows::row(start, first_row + threadIdx.x % 16), threadIdx.x % 32 / 16)) {}
-  // Returns the operand that starts `rows` rows later. `rows` is a multiple of 16.
+  // Return the operand that starts `rows` rows later. `rows` is a multiple of 16.
   __device__ __forceinline__ SmemOperandBTransposed below(int rows) const {
     SmemOperandBTransposed result(*this);
     result.at += rows * Rows::kPitch;
     return result;
   }
-  // Loads columns 8 (chunk + i) to + 7 of the result to b[i], from rows 16 step to 16 step + 15.
+  // Load columns 8 (chunk + i) to + 7 of the result to b[i], from rows 16 step to 16 step + 15.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int chunk, int offset = 0) const {
     uint32_t r[4];
     ptx::ldmatrix_x4_trans(r, Rows::chunk(at, chunk) + (step * 16 * Rows::kPitch + offset));

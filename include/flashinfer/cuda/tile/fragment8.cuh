@@ -11,7 +11,7 @@
 
 namespace flashinfer::cuda {
 
-// Returns the position of element d of operand A for SmemOperandB8. A lane has four adjacent elements of a row, instead
+// Return the position of element d of operand A for SmemOperandB8. A lane has four adjacent elements of a row, instead
 // of two pairs as in SmemOperandB.
 __device__ __forceinline__ int position_in_8(int d) { return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2; }
 
@@ -24,7 +24,7 @@ struct SmemOperandB8 {
 
   __device__ __forceinline__ SmemOperandB8(uint32_t start, int first_row)
       : at(Rows::row(start, first_row + threadIdx.x % 16)) {}
-  // Loads rows 16 pair + 8 i to + 7 to b[i]: elements 16 step + {0, 1, 2, 3} + 4 (lane % 4) of row lane / 4.
+  // Load rows 16 pair + 8 i to + 7 to b[i]: elements 16 step + {0, 1, 2, 3} + 4 (lane % 4) of row lane / 4.
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int pair, int step) const {
     uint32_t r[2];
     ptx::ldmatrix_x2(r, Rows::chunk(at, step) + pair * 16 * kBytes);
@@ -42,7 +42,7 @@ struct SmemOperandBTransposed8 {
 
   __device__ __forceinline__ SmemOperandBTransposed8(uint32_t start, int first_row)
       : at(Rows::row(start, first_row + threadIdx.x % 16)) {}
-  // Loads columns 16 pair to 16 pair + 15 of the result: the even ones to b[0], the odd ones to b[1].
+  // Load columns 16 pair to 16 pair + 15 of the result: the even ones to b[0], the odd ones to b[1].
   __device__ __forceinline__ void load(uint32_t (&b)[2][2], int step, int pair) const {
     uint32_t r[2];
     // Two rows: elements 2 c and 2 c + 1 of the first, then of the second.

@@ -5,7 +5,7 @@ namespace flashinfer::cuda {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Returns the sum over kLanes adjacent lanes, in all of them.
+// Return the sum over kLanes adjacent lanes, in all of them.
 template <int kLanes, typename T>
 __device__ __forceinline__ T lanes_sum(T value) {
   static_assert(kLanes > 0 && kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes are halved, 32 at most");
@@ -21,7 +21,7 @@ __device__ __forceinline__ float lanes_max(float value) {
   return value;
 }
 
-// Reduce-scatter: sums kCount values over kLanes adjacent lanes. Lane l then holds the sum of value
+// Reduce-scatter: sum kCount values over kLanes adjacent lanes. Lane l then holds the sum of value
 // l / (kLanes / kCount) in x[0].
 template <int kLanes, int kCount, int kAll>
 __device__ __forceinline__ void scattered_lane_sums(float (&x)[kAll]) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void scattered_lane_sums(float (&x)[kAll]) {
   }
 }
 
-// Returns the maximum over the four lanes that have elements of the same rows of an accumulator.
+// Return the maximum over the four lanes that have elements of the same rows of an accumulator.
 __device__ __forceinline__ float quad_max(float value) {
   value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
@@ -52,7 +52,7 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(kAllLanes, value, 2);
 }
 
-// Returns the sum over the threads of a row. threadIdx.x counts them, a power of two, and threadIdx.y the
+// Return the sum over the threads of a row. threadIdx.x counts them, a power of two, and threadIdx.y the
 // rows. `partial` has 32 floats per row of the CTA, aligned to 16 bytes.
 __device__ __forceinline__ float row_sum(float value, float* partial) {
   const int threads = blockDim.x;

@@ -23,11 +23,11 @@ struct Swizzle {
       kLineRows > 0 && kBytes > kLine ? kLineRows * 16 : 16;  // from one line's first chunk to the next line's
   static_assert(kBytes > 0 && kBytes % (kLineRows > 0 ? 64 : 16) == 0, "a line is 64 or 128 bytes, a chunk 16");
 
-  // Returns the address of chunk 0 of a row. `start` is a multiple of 128.
+  // Return the address of chunk 0 of a row. `start` is a multiple of 128.
   __device__ __forceinline__ static uint32_t row(uint32_t start, int row) {
     return start + row * kPitch + ((row / kRowsOfPattern) & kMask) * 16;
   }
-  // Returns the address of a chunk from that of chunk 0 of the row.
+  // Return the address of a chunk from that of chunk 0 of the row.
   __device__ __forceinline__ static uint32_t chunk(uint32_t row, int chunk) {
     return (row ^ ((chunk & kMask) * 16)) + (chunk & ~kMask) * kChunkStep;
   }

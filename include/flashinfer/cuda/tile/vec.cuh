@@ -70,7 +70,7 @@ __device__ __forceinline__ void store_vec(T* to, const Vec<T, N>& vec) {
   __stwb(reinterpret_cast<decltype(raw_of(vec))*>(to), raw);
 }
 
-// Loads data that a kernel reads once: its lines are the first that the L2 cache evicts.
+// Load data that a kernel reads once: its lines are the first that the L2 cache evicts.
 template <typename T, int N>
 __device__ __forceinline__ Vec<T, N> load_vec_once(const T* from) {
   using Raw = typename RawVec<sizeof(T) * N>::Type;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void store_vec_once(T* to, const Vec<T, N>& vec) {
   __stcs(reinterpret_cast<decltype(raw_of(vec))*>(to), raw);
 }
 
-// Returns true if a size or stride, in elements, keeps the widest accesses aligned. All row strides then do
+// Return true if a size or stride, in elements, keeps the widest accesses aligned. All row strides then do
 // as well.
 template <typename T>
 inline bool keeps_vectors(int64_t elements) {

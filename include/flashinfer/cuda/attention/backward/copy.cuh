@@ -11,7 +11,7 @@
 
 namespace flashinfer::cuda {
 
-// Starts the copy of kCount rows of a head from token `first` on, with zeros after row `count` and column
+// Start the copy of kCount rows of a head from token `first` on, with zeros after row `count` and column
 // `dim`. Eight threads share a row, 128 bytes of it at a time.
 template <typename T, int kBytes, int kCount, int kThreads>
 __device__ __forceinline__ void load_rows(uint32_t to, const HeadRows& from, int64_t first, int32_t head, int32_t count,
@@ -42,7 +42,7 @@ struct BackwardColumns {
   __device__ __forceinline__ const HeadRows& qk() const { return S::kOfKeys ? p.q : p.k; }
   __device__ __forceinline__ const HeadRows& vo() const { return S::kOfKeys ? p.grad : p.v; }
 
-  // Starts the copies of the next stage.
+  // Start the copies of the next stage.
   __device__ __forceinline__ void load(uint32_t stage) {
     const int32_t count = (S::kOfKeys ? entry.qo_len : entry.kv_len) - next;
     const int64_t first = int64_t{S::kOfKeys ? entry.qo_start : entry.kv_start} + next;

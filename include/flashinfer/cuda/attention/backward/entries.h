@@ -11,7 +11,7 @@
 
 namespace flashinfer::cuda {
 
-// Returns all requests, those with the most logits first.
+// Return all requests, those with the most logits first.
 inline std::vector<BackwardEntry> backward_entries(const PrefillBackwardParams& p) {
   std::vector<BackwardEntry> entries(p.batch_size);
   int64_t kv_start = 0, mask_start = 0;

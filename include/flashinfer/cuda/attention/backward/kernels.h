@@ -12,7 +12,7 @@ namespace flashinfer::cuda {
 struct BackwardKernels {
   int32_t arch;  // 90 for 9.0a
   DType dtype;
-  // Does the work of prefill_backward_plan(), or returns a negative number if the kernels do not apply.
+  // Do the work of prefill_backward_plan(), or return a negative number if the kernels do not apply.
   int64_t (*plan)(PrefillBackwardParams&, const Launch&);
   void (*run)(const PrefillBackwardParams&, const Launch&);
 };

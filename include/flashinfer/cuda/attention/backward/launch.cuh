@@ -23,7 +23,7 @@
 
 namespace flashinfer::cuda {
 
-// Returns the number of splits of a tile's queries in the kernel of keys. With it, no CTA runs long after the
+// Return the number of splits of a tile's queries in the kernel of keys. With it, no CTA runs long after the
 // others. The CTAs of the kernel of queries start while the last CTAs run.
 template <typename S>
 int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
@@ -49,7 +49,7 @@ int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   return splits;
 }
 
-// Sets p.splits and returns the bytes of p.memory.
+// Set p.splits and return the bytes of p.memory.
 inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& where) {
   const int32_t qk = p.head_dim_qk, vo = p.head_dim_vo;
   if (qk <= 64 && vo <= 64) {
@@ -65,7 +65,7 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
   return (floats_of_rows(p) + sums) * static_cast<int64_t>(sizeof(float));
 }
 
-// Returns the number of stages that fit, at most two. Sets the kernel's carveout.
+// Return the number of stages that fit, at most two. Set the kernel's carveout.
 template <typename S>
 int find_backward_stages(int device) {
   const int limit = device_info(device).shared_bytes;
@@ -83,7 +83,7 @@ int backward_stages(int device) {
   return stages;
 }
 
-// Launches one of the two kernels, once per table of requests. With PDL, every launch but the first may start when
+// Launch one of the two kernels, once per table of requests. With PDL, every launch but the first may start when
 // the previous launch has no CTAs left to schedule.
 template <typename S>
 void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where,

@@ -22,7 +22,7 @@ FLASHINFER_HD int64_t floats_of_rows(const PrefillBackwardParams& p) {
   return (p.tokens * p.num_qo_heads + 31) / 32 * 64;
 }
 
-// Returns partial number `part` of the sums of dK and dV: rows of dK, each followed by its row of dV.
+// Return partial number `part` of the sums of dK and dV: rows of dK, each followed by its row of dV.
 __device__ __forceinline__ HeadRows sums_of(const PrefillBackwardParams& p, int32_t part) {
   const int64_t dim = p.head_dim_qk + p.head_dim_vo;
   return {p.sums + part * p.kv_tokens * p.num_kv_heads * dim, p.num_kv_heads * dim, dim};
@@ -30,7 +30,7 @@ __device__ __forceinline__ HeadRows sums_of(const PrefillBackwardParams& p, int3
 
 constexpr int kRowLanes = 16, kRowThreads = 256;
 
-// Writes lse and delta = rowsum(dO * O) - dlse * log2 e of each row.
+// Write lse and delta = rowsum(dO * O) - dlse * log2 e of each row.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     prefill_backward_rows_kernel(const __grid_constant__ PrefillBackwardParams p) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRowThreads)
   rows_in_memory(p)[row] = {lse == -math::inf ? math::inf : lse, sum - p.grad_lse[row] * math::log2e};
 }
 
-// Adds the partial sums of dK and dV in their order, eight numbers of a row at a time.
+// Add the partial sums of dK and dV in their order, eight numbers of a row at a time.
 template <typename T>
 __global__ void prefill_backward_sum_kernel(const __grid_constant__ PrefillBackwardParams p, const int64_t tokens) {
   const int64_t dim = p.head_dim_qk + p.head_dim_vo, chunks = dim / 8;

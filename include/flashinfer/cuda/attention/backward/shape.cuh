@@ -90,7 +90,7 @@ struct BackwardTable {
   int32_t count;
   BackwardEntry at[kBackwardEntries];
 
-  // Returns the request of a tile of rows. `tile` becomes its number in the request.
+  // Return the request of a tile of rows. `tile` becomes its number in the request.
   __device__ __forceinline__ const BackwardEntry& find(int32_t& tile) const {
     const BackwardEntry& found = at[last_at_or_before(0, count, tile, [&](int i) { return at[i].first_tile; })];
     tile -= found.first_tile;

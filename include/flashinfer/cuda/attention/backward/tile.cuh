@@ -57,7 +57,7 @@ struct BackwardLogits {
   __device__ __forceinline__ BackwardLogits(const PrefillBackwardParams& p, float slope_)
       : scale(p.sm_scale), slope(slope_), cap(p.logits_soft_cap), rcp_cap(math::ptx_rcp(cap)) {}
 
-  // Returns the logit in base 2. `d_cap` becomes the derivative of the soft cap.
+  // Return the logit in base 2. `d_cap` becomes the derivative of the soft cap.
   __device__ __forceinline__ float operator()(float product, int32_t ahead, float& d_cap) const {
     float x = product * scale + slope * static_cast<float>(ahead);
     d_cap = 1;
@@ -94,7 +94,7 @@ class BackwardWarp {
     grad_vo.clear();
   }
 
-  // Computes a stage of columns. Its first column is number `column` of the request.
+  // Compute a stage of columns. Its first column is number `column` of the request.
   __device__ __forceinline__ void columns(uint32_t stage, const BackwardRow* rows_of_stage, int32_t column,
                                           bool bias_or_cap) {
 #pragma unroll 1
@@ -146,18 +146,18 @@ class BackwardWarp {
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // Returns how far the key of a row and a column is ahead of the query's position.
+  // Return how far the key of a row and a column is ahead of the query's position.
   __device__ __forceinline__ int32_t ahead(int32_t row, int32_t column) const {
     return S::kOfKeys ? mask_.ahead(column, row) : mask_.ahead(row, column);
   }
 
-  // Returns true if the group's rows see any of a step's columns under the window and the causal mask.
+  // Return true if the group's rows see any of a step's columns under the window and the causal mask.
   __device__ __forceinline__ bool sees_any(int32_t column) const {
     const int32_t one = ahead(row_, column + S::kStep - 1), other = ahead(row_ + 31, column);
     return min(one, other) <= mask_.right && max(one, other) >= -mask_.left;
   }
 
-  // Returns true if no logit of the warp is masked. A query after the last has zero Q and dO, and rows after
+  // Return true if no logit of the warp is masked. A query after the last has zero Q and dO, and rows after
   // the last are not written.
   __device__ __forceinline__ bool sees_all(int32_t column) const {
     const int32_t one = ahead(row_, column + S::kN - 1), other = ahead(row_ + 31, column);
@@ -165,7 +165,7 @@ class BackwardWarp {
            (S::kOfKeys || column + S::kN <= mask_.kv_len);
   }
 
-  // Replaces Q K^T by P, and dO V^T by dS.
+  // Replace Q K^T by P, and dO V^T by dS.
   template <bool kBiasOrCap, bool kMasked>
   __device__ __forceinline__ void recompute_p(const Products& s, const Products& dp, Weights& weights, Weights& ds,
                                               const BackwardRow* rows_of_columns, int32_t column) const {
@@ -210,7 +210,7 @@ class BackwardWarp {
 
   using Bits = std::conditional_t<(S::kN > 32), uint64_t, uint32_t>;
 
-  // Returns the bits of a custom mask for a query and 32 keys from `key` on. Reads no byte after the mask's
+  // Return the bits of a custom mask for a query and 32 keys from `key` on. Read no byte after the mask's
   // last bit.
   __device__ __forceinline__ uint32_t seen_keys(int32_t query, int32_t key) const {
     if (query >= mask_.qo_len || key >= mask_.kv_len) return 0;
@@ -223,7 +223,7 @@ class BackwardWarp {
     return static_cast<uint32_t>(bits >> (first & 7));
   }
 
-  // Returns the mask bits of a lane's elements, in the order of recompute_p. Each lane reads the bits of one
+  // Return the mask bits of a lane's elements, in the order of recompute_p. Each lane reads the bits of one
   // query.
   __device__ __forceinline__ Bits custom_bits(int32_t column) const {
     Bits bits = 0;

@@ -1,4 +1,4 @@
-// Writes a warp's sums to gradients.
+// Write a warp's sums to gradients.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda {
 
-// Writes a warp's sums as rows of a gradient, of T, or of float if several CTAs share a tile.
+// Write a warp's sums as rows of a gradient, of T, or of float if several CTAs share a tile.
 template <typename T, int kColumns>
 __device__ __forceinline__ void write_rows(const HeadRows& to, int64_t token, int32_t head, int32_t rows, int32_t dim,
                                            int first_column, const Accumulator<32, kColumns>& sums, float scale) {

@@ -20,7 +20,7 @@ struct Residency {
   int stages = 0, ctas = 0;  // stages per CTA; CTAs resident on all multiprocessors, 0 if a tile does not fit
 };
 
-// Returns the largest number of stages with which S::kCtasPerSm CTAs fit on a multiprocessor.
+// Return the largest number of stages with which S::kCtasPerSm CTAs fit on a multiprocessor.
 template <auto kKernel, typename S>
 Residency find_residency(int device) {
   const int cta_limit = device_info(device).shared_bytes;
@@ -48,7 +48,7 @@ WorkLimits limits_of(int device) {
   return {S::kRows, ctas / S::kVParts, std::max(256, 2 * kStep), kStep, 0, 0, kUnsplitKeys};
 }
 
-// Returns the number of KV heads whose items are processed together. With a plan or a small tile, these are
+// Return the number of KV heads whose items are processed together. With a plan or a small tile, these are
 // all heads, so that the longest items come first. Otherwise they are as many as have keys and values that fit into an
 // L2 cache of 32 MiB.
 template <typename S, typename P>
@@ -61,7 +61,7 @@ int heads_per_section(const P& params) {
   return heads;
 }
 
-// Returns one CTA per item, KV head and part of O.
+// Return one CTA per item, KV head and part of O.
 template <typename S, typename P>
 unsigned ctas_of(const P& params, const Residency& resident) {
   if (resident.ctas == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");
@@ -71,7 +71,7 @@ unsigned ctas_of(const P& params, const Residency& resident) {
   return static_cast<unsigned>(ctas);
 }
 
-// Launches the attention kernel, then the merge kernel if there can be merges. kTickets: the attention kernel
+// Launch the attention kernel, then the merge kernel if there can be merges. kTickets: the attention kernel
 // merges the splits of a plan itself.
 template <typename Variant, typename S, typename P, bool kTickets = false>
 void launch_attention(const P& params, const Launch& where) {

@@ -18,7 +18,7 @@ constexpr bool kDebug = true;
 constexpr bool kDebug = false;
 #endif
 
-// Loads a group's tiles of an item's keys and values, for one head. The rows of a tile are looked up one tile
+// Load a group's tiles of an item's keys and values, for one head. The rows of a tile are looked up one tile
 // before its copies start. The copies start one or more tiles before their use.
 template <typename S>
 struct KeyLoader {
@@ -46,7 +46,7 @@ struct KeyLoader {
     table = reinterpret_cast<KvRow*>(shared + S::table(group, stages));
   }
 
-  // Synchronises the threads of the group and makes their writes visible.
+  // Synchronise the threads of the group and make their writes visible.
   __device__ __forceinline__ static void sync() {
     if constexpr (S::kRowWarps == 1) {
       __syncwarp();
@@ -89,7 +89,7 @@ struct KeyLoader {
     }
   }
 
-  // Starts the copies of a tile, whose rows are in the stage's table. Rows after the end are zeros: the cache
+  // Start the copies of a tile, whose rows are in the stage's table. Rows after the end are zeros: the cache
   // may hold NaN there, and 0 * NaN is NaN.
   __device__ __forceinline__ void load(int stage, int32_t tile_start) const {
     const uint32_t to = ring + stage * S::kStageBytes;
@@ -130,7 +130,7 @@ struct KeyLoader {
     __device__ __forceinline__ int column(int i) const {
       return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
     }
-    // Returns true if a thread has more than i chunks.
+    // Return true if a thread has more than i chunks.
     __device__ __forceinline__ bool has(int i) const {
       return kInTile % kThreads == 0 || lane + i * kThreads < kInTile;
     }
@@ -156,7 +156,7 @@ struct KeyLoader {
     }
   }
 
-  // Copies rows of keys, of values, or of both if they have the same chunks.
+  // Copy rows of keys, of values, or of both if they have the same chunks.
   template <bool kFull, int kRow, bool kKeyRows, bool kValueRows>
   __device__ __forceinline__ void copy_rows(uint32_t to, const KvRow* rows, int32_t left) const {
     constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;

@@ -1,4 +1,4 @@
-// Loads queries, transforms them and stores them to shared memory.
+// Load queries, transforms them and store them to shared memory.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace flashinfer::cuda {
 
-// Stores eight elements of a row of queries, from `first` on. With fp8 keys, they are permuted like the keys.
+// Store eight elements of a row of queries, from `first` on. With fp8 keys, they are permuted like the keys.
 template <typename S>
 __device__ __forceinline__ void store_elements(uint8_t* to, int row, int first, const float (&x)[8]) {
   using T = typename S::DTypeQ;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void store_elements(uint8_t* to, int row, int first, 
   }
 }
 
-// Stores chunk `chunk` of a row of queries, and the chunk half a head further, transformed, to shared memory.
+// Store chunk `chunk` of a row of queries, and the chunk half a head further, transformed, to shared memory.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void store_queries(const P& params, const Variant& variant, uint8_t* to, int row, int chunk,
                                               const Vec<typename S::DTypeQ, 8> (&in)[2],
@@ -56,7 +56,7 @@ __device__ __forceinline__ void store_queries(const P& params, const Variant& va
   store_elements<S>(to, row, chunk * 8 + S::kDQ / 2, b);
 }
 
-// Loads the tile's rows of queries, times `sign` (see query_sign()). Rows after the last are zeros.
+// Load the tile's rows of queries, times `sign` (see query_sign()). Rows after the last are zeros.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void load_queries(const P& params, const Variant& variant, const WorkItem& item,
                                              int32_t head, uint8_t* to, const RopeFrequency* frequencies, float sign) {

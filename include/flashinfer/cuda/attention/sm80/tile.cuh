@@ -59,14 +59,14 @@ struct WarpTile {
     }
   }
 
-  // Rotates this thread's share of a tile of keys. Writes g to `rotated`, and h there too unless kRotatesInPlace.
+  // Rotate this thread's share of a tile of keys. Write g to `rotated`, and h there too unless kRotatesInPlace.
   __device__ __forceinline__ void rotate(const KeyLoader<S>& keys, uint32_t stage, uint32_t rotated,
                                          int32_t tile_start) const {
     rotate_tile<Variant, S>(params, variant, frequencies, stage, first_keys(stage, rotated), second_keys(rotated),
                             keys.lane, tile_start);
   }
 
-  // Updates O, m and l with one tile of keys and values in smem.
+  // Update O, m and l with one tile of keys and values in smem.
   __device__ __forceinline__ void attend(uint32_t stage, uint32_t rotated, int32_t tile_start) {
     if (tile_start >= warp.seen_end || tile_start + S::kKeys <= warp.seen_start) return;
     Products<S> s;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void prologue(const KeyLoader<S>& keys, int stages) {
   }
 }
 
-// Computes one tile and rotates one. With kRotatesAhead it rotates the next tile: of the two warps of a scheduler,
+// Compute one tile and rotate one. With kRotatesAhead it rotates the next tile: of the two warps of a scheduler,
 // one rotates while the other uses the tensor cores. Otherwise it rotates the tile first and then computes it.
 template <typename S, typename Tile>
 __device__ __forceinline__ void attend_and_rotate(const KeyLoader<S>& keys, Tile& tile, bool active,
@@ -210,7 +210,7 @@ __device__ __forceinline__ void mainloop(const KeyLoader<S>& keys, Tile& tile, b
   }
 }
 
-// Finds the item and KV head of this CTA, and restricts the item's keys to those that its rows may see. CTAs
+// Find the item and KV head of this CTA, and restrict the item's keys to those that its rows may see. CTAs
 // follow this order, from outermost to innermost: sections of `heads_per_section` heads, items, heads of the section,
 // parts of O.
 template <typename Variant, typename S, typename P>

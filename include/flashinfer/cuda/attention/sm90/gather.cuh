@@ -1,4 +1,4 @@
-// Gathers tiles of keys or values from pages that are too small for TMA: every lane of a warp copies 16 bytes
+// Gather tiles of keys or values from pages that are too small for TMA: every lane of a warp copies 16 bytes
 // at a time. One warp per tensor would be slower than the products of a tile. One warp therefore gathers keys and
 // one gathers values, without the last rows, which a third warp gathers. Values after the end are copied as zeros,
 // so the third warp need not clear them.
@@ -13,11 +13,11 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Returns true if a cache is gathered. Full barriers then count lanes instead of bytes, and consumers fence
+// Return true if a cache is gathered. Full barriers then count lanes instead of bytes, and consumers fence
 // the generic writes for the tensor cores. TMA needs no fence.
 FLASHINFER_HD bool is_gathered(const KvCache& kv) { return kv.is_paged() && kv.page_size.divisor % kPageKeys != 0; }
 
-// Gathers keys or values of one head in one warp: rows kFirstRow to kFirstRow + kNumRows - 1 of every tile, each of
+// Gather keys or values of one head in one warp: rows kFirstRow to kFirstRow + kNumRows - 1 of every tile, each of
 // kUnits 16-byte units.
 template <typename S, int kUnits, int kFirstRow, int kNumRows>
 struct Gatherer {
@@ -37,7 +37,7 @@ struct Gatherer {
     }
   }
 
-  // Copies a tile to `to`. Lanes arrive at `barrier` when their copies are complete.
+  // Copy a tile to `to`. Lanes arrive at `barrier` when their copies are complete.
   __device__ __forceinline__ void copy(const int32_t (&pages)[kRounds], int32_t tile, uint32_t to,
                                        uint32_t barrier) const {
     // kLanes lanes share a row of a chunk, one per unit, and take every kGroups-th row. Four addresses are read
@@ -80,7 +80,7 @@ struct Gatherer {
     ptx::mbarrier_arrive_after_cp_async(barrier);
   }
 
-  // Copies all tiles of an item, from the last to the first.
+  // Copy all tiles of an item, from the last to the first.
   template <typename R, typename F>
   __device__ __forceinline__ void copy_all(const R& ring, int& use, int32_t tiles, F address) const {
     int32_t pages[kRounds];

@@ -15,7 +15,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Returns the rows of a tile: whole tokens, so that a tile's queries are one box.
+// Return the rows of a tile: whole tokens, so that a tile's queries are one box.
 template <typename S>
 int32_t tile_rows(int32_t group) {
   return S::kRows / group * group;
@@ -26,7 +26,7 @@ WorkLimits limits_of(int32_t group, int device) {
   return {tile_rows<S>(group), device_info(device).num_sms, 4 * S::kKeys, S::kKeys, 0, 0, kUnsplitKeys};
 }
 
-// Returns a map of queries or outputs, whose box has `rows` rows.
+// Return a map of queries or outputs, whose box has `rows` rows.
 template <typename T, int kChunkRowBytes>
 CUtensorMap map_of_rows(const AttentionParams& params, const void* data, int head_dim, int64_t row, int64_t head,
                         int rows) {
@@ -71,7 +71,7 @@ TensorMaps maps_of(const AttentionParams& params) {
           map_of_rows<typename S::DTypeO, 128>(params, params.o, S::kDV, params.o_row, params.o_head, output_rows)};
 }
 
-// Returns the number of KV heads that are processed together: those whose keys and values fit into 16 MiB. An
+// Return the number of KV heads that are processed together: those whose keys and values fit into 16 MiB. An
 // H100 has an L2 cache of 50 MB in two halves, each of which caches the reads of its multiprocessors. The
 // rest is for queries and outputs. The host does not know the lengths of a plan, so it takes the size of the
 // whole paged cache. The result is 1 for a large cache.
@@ -85,7 +85,7 @@ int heads_per_section(const P& params) {
   return heads;
 }
 
-// Rejects options that the kernel would silently ignore.
+// Reject options that the kernel would silently ignore.
 inline void require_served(const AttentionParams& params) {
   if (params.mask_mode == MaskMode::kCustom)
     throw std::runtime_error("mask_mode: got a custom mask, wanted none, causal or multi-item scoring with fa3");

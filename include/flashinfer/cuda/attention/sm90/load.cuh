@@ -21,14 +21,14 @@ struct TensorMaps {
   CUtensorMap q, k, v, o;
 };
 
-// Returns true if an item's last tile has values after the end of the request. They may be NaN, and 0 * NaN
+// Return true if an item's last tile has values after the end of the request. They may be NaN, and 0 * NaN
 // is NaN. Gathered values are zeros there.
 template <typename S>
 __device__ __forceinline__ bool must_clear(const AttentionParams& params, const Work& work) {
   return work.first_key + work.tiles * S::kKeys > work.kv_len && !is_gathered(params.kv);
 }
 
-// Loads the queries, keys and values of one item by TMA.
+// Load the queries, keys and values of one item by TMA.
 template <typename S>
 struct TileLoader {
   const AttentionParams& params;
@@ -36,7 +36,7 @@ struct TileLoader {
   const Shared<S>& shared;
   const Work& work;
 
-  // Returns the page of this lane's kPageKeys keys of a tile. After the end of the request it is out of bounds, so
+  // Return the page of this lane's kPageKeys keys of a tile. After the end of the request it is out of bounds, so
   // TMA writes zeros.
   __device__ __forceinline__ int32_t page_of(int32_t tile) const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32 % (S::kKeys / kPageKeys);
@@ -45,7 +45,7 @@ struct TileLoader {
     return params.kv.indices[work.kv_begin + static_cast<int32_t>(params.kv.page_size.div(key))];
   }
 
-  // Copies a tile of keys or of values to `to`. `page` is page_of(tile).
+  // Copy a tile of keys or of values to `to`. `page` is page_of(tile).
   template <int kChunks, int kBytes>
   __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t to, uint32_t barrier, int32_t tile,
                                        int32_t page) const {
@@ -105,7 +105,7 @@ struct TileLoader {
   }
 };
 
-// Calls load(use, tile, page) for the tiles of an item, from the last to the first. Pages are looked up two tiles
+// Call load(use, tile, page) for the tiles of an item, from the last to the first. Pages are looked up two tiles
 // ahead.
 template <typename S, typename F>
 __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use, F load) {

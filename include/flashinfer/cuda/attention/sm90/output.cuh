@@ -26,14 +26,14 @@ struct WarpgroupOutput {
   const Variant& variant;
   const int group;
 
-  // Returns false if a copy of all 64 rows would write rows of the next request, or of the next tile.
+  // Return false if a copy of all 64 rows would write rows of the next request, or of the next tile.
   __device__ __forceinline__ bool owns_all_rows() const {
     const auto heads = static_cast<int32_t>(params.group.divisor);
     const int32_t end = work.row_start + 64 * (group + 1);
     return work.slot < 0 && end <= work.qo_len * heads && end <= work.row_start + params.tile_rows && 64 % heads == 0;
   }
 
-  // Normalises O unless it is a partial state. Writes the lse, or m and l.
+  // Normalise O unless it is a partial state. Write the lse, or m and l.
   __device__ __forceinline__ void finish(float (&o)[S::kDV / 2], Softmax<S::kFp8>& softmax) const {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll
@@ -58,7 +58,7 @@ struct WarpgroupOutput {
     }
   }
 
-  // Stores row by row, two elements at a time.
+  // Store row by row, two elements at a time.
   __device__ __forceinline__ void store_rows(const float (&o)[S::kDV / 2]) const {
     const WarpRows<S> rows = warp_rows<S>(params, work);
 #pragma unroll

@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Clears the last rows of a tile if whole tokens do not fill it, because no copy writes them. Stale contents could
+// Clear the last rows of a tile if whole tokens do not fill it, because no copy writes them. Stale contents could
 // trigger the lazy rescaling that a warp decides together, and change the last bits of results from run to run. Runs in
 // all threads.
 template <typename S, typename P>

@@ -12,7 +12,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Returns a warp's rows of an item. They end at the end of the tile.
+// Return a warp's rows of an item. They end at the end of the tile.
 template <typename S, typename Variant = AttentionVariantBase>
 __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, const Work& work,
                                                  const Variant& variant = {}) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, 
   return rows;
 }
 
-// Returns the scales of 8-bit queries, keys and values: the factors of the logits of all query heads, then the
+// Return the scales of 8-bit queries, keys and values: the factors of the logits of all query heads, then the
 // factors of their outputs.
 template <typename P>
 __device__ __forceinline__ auto head_scales_of(const P& params, int) -> decltype(params.maybe_head_scales) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ const float* head_scales_of(const P&, long) {  // a u
   return nullptr;
 }
 
-// Returns the fp8 scale of this thread's row: of Q K^T if `first` is 0, of P V if `first` is the number of
+// Return the fp8 scale of this thread's row: of Q K^T if `first` is 0, of P V if `first` is the number of
 // query heads.
 template <typename S, typename P>
 __device__ __forceinline__ float head_scale(const P& params, const WarpRows<S>& rows, int half, int32_t first) {
@@ -91,7 +91,7 @@ FLASHINFER_HD TileRange tiles_of(const AttentionParams& params, const Work& work
 }
 
 // Multi-item scoring: a query after the prefix sees the prefix and its own item, and no key between them.
-// Returns the first key of the item, or the prefix's end or a key before it if nothing is between.
+// Return the first key of the item, or the prefix's end or a key before it if nothing is between.
 template <typename S>
 __device__ __forceinline__ int32_t item_start(const WarpRows<S>& rows, int half) {
   const Mask& mask = rows.mask;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void mask_other_items(float (&s)[S::kKeys / 2], const
   }
 }
 
-// Returns a bit for each of 32 elements of a lane's row, from number `first` on, set for keys before `key`.
+// Return a bit for each of 32 elements of a lane's row, from number `first` on, set for keys before `key`.
 // Each eight keys give two elements. Keys are counted from that of the first element.
 __device__ __forceinline__ uint32_t elements_before(int32_t key, int first) {
   const auto from = static_cast<uint32_t>(max(key, 0));
@@ -124,7 +124,7 @@ __device__ __forceinline__ uint32_t elements_before(int32_t key, int first) {
   return __funnelshift_lc(~0u, 0u, static_cast<uint32_t>(max(elements - first, 0)));
 }
 
-// Applies masks and variants to logits. kMasked: at least one row does not see the whole tile at key `tile_start`.
+// Apply masks and variants to logits. kMasked: at least one row does not see the whole tile at key `tile_start`.
 template <bool kMasked, typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
                                                const Work& work, int32_t tile_start, const float* factors) {

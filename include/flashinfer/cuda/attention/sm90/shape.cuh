@@ -129,7 +129,7 @@ struct Shared {
   __device__ __forceinline__ uint32_t values(int use) const {
     return start + S::kValuesAt + S::KeyRing::stage(use) * S::kVBytes;
   }
-  // Returns the staging buffer of a warpgroup's outputs.
+  // Return the staging buffer of a warpgroup's outputs.
   __device__ __forceinline__ uint32_t output(int group) const {
     return start + S::kOutputAt + group * 64 * S::kOutputColumns * 2;
   }
@@ -157,7 +157,7 @@ struct Shared {
   __device__ __forceinline__ uint32_t raw_values(int use) const {
     return start + S::kRawAt + S::RawRing::stage(use) * S::kVBytes;
   }
-  // Returns the barrier of a stage of values whose rows after the request's end are not cleared yet.
+  // Return the barrier of a stage of values whose rows after the request's end are not cleared yet.
   __device__ __forceinline__ uint32_t uncleared(int use) const {
     return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
   }

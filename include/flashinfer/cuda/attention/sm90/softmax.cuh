@@ -25,7 +25,7 @@ struct Softmax {
     return (row_max[half] == -math::inf ? 0.0f : row_max[half] * scale(half)) - kShift;
   }
 
-  // Raises row_max if needed. Returns true if O must be multiplied by `factor`: the same in all lanes.
+  // Raises row_max if needed. Return true if O must be multiplied by `factor`: the same in all lanes.
   template <int kN>
   __device__ __forceinline__ bool update_max(const float (&s)[kN]) {
     float tile_max[2] = {-math::inf, -math::inf};
@@ -44,7 +44,7 @@ struct Softmax {
     return true;
   }
 
-  // Replaces logits by P and adds to the row sums.
+  // Replace logits by P and add to the row sums.
   template <int kN>
   __device__ __forceinline__ void exponentiate(float (&s)[kN]) {
     const float offset[2] = {base(0), base(1)};

@@ -35,7 +35,7 @@ struct ConsumerWarpgroup {
   float o[S::kDV / 2];
   Profiler<P::kProfiler>& profiler;
 
-  // Computes all tiles of the item, from the last to the first. Waits for and releases tiles that no row sees.
+  // Compute all tiles of the item, from the last to the first. Wait for and release tiles that no row sees.
   __device__ __forceinline__ void attend(const TileRange& range) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();
 #pragma unroll
@@ -126,7 +126,7 @@ struct ConsumerWarpgroup {
     ptx::warpgroup_commit();
   }
 
-  // Packs P. It is 0 for the keys of the tile that s does not have.
+  // Pack P. It is 0 for the keys of the tile that s does not have.
   template <int kN>
   __device__ __forceinline__ static void pack_p(uint32_t (&p)[S::kPRegisters], const float (&s)[kN]) {
 #pragma unroll
@@ -149,7 +149,7 @@ struct ConsumerWarpgroup {
                                                            softmax.logits);
   }
 
-  // Replaces S by P. Returns true if O must be rescaled.
+  // Replace S by P. Return true if O must be rescaled.
   template <int kN>
   __device__ __forceinline__ bool exponentiate(float (&s)[kN]) {
     if constexpr (!Variant::use_softmax) return false;
@@ -158,7 +158,7 @@ struct ConsumerWarpgroup {
     return raised;
   }
 
-  // Computes P of the first tile from its first kKeys keys, which have arrived. Rows see no later key.
+  // Compute P of the first tile from its first kKeys keys, which have arrived. Rows see no later key.
   template <int kKeys>
   __device__ __forceinline__ void first_tile(uint32_t (&p)[S::kPRegisters], int32_t tile, bool masked) {
     float s[kKeys / 2];
@@ -174,7 +174,7 @@ struct ConsumerWarpgroup {
     pack_p(p, s);
   }
 
-  // Overlaps S of `tile` with P V of the previous tile, whose P is in p. No wgmma is in flight afterwards.
+  // Overlap S of `tile` with P V of the previous tile, whose P is in p. No wgmma is in flight afterwards.
   template <bool kMasked>
   __device__ __forceinline__ void step(uint32_t (&p)[S::kPRegisters], int32_t tile) {
     const typename S::KeyRing key_ring = shared.key_ring(), value_ring = shared.value_ring();

@@ -13,7 +13,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Transposes a tile. In 16 keys, positions 4 q to 4 q + 3 hold keys {2 q, 2 q + 1, 8 + 2 q, 9 + 2 q}. A thread's
+// Transpose a tile. In 16 keys, positions 4 q to 4 q + 3 hold keys {2 q, 2 q + 1, 8 + 2 q, 9 + 2 q}. A thread's
 // results of a row are then its part of a left operand.
 template <typename S>
 __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   }
 }
 
-// Clears rows [first, kKeys) of a tile.
+// Clear rows [first, kKeys) of a tile.
 template <typename S>
 __device__ __forceinline__ void clear_rows(uint8_t* values, int32_t first) {
   constexpr int kUnits = S::kChunkRowBytes / 16;

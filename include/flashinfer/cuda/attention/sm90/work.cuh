@@ -10,7 +10,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Restricts an item's keys to those that its rows may see.
+// Restrict an item's keys to those that its rows may see.
 template <typename S>
 FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   const Mask mask(params, work);
@@ -23,7 +23,7 @@ FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   work.tiles = work.kv_end > work.kv_start ? (work.kv_end - work.first_key + S::kKeys - 1) / S::kKeys : 0;
 }
 
-// Assigns the numbers of a list to CTAs. The list has `sections` equal sections, each with its longest items first.
+// Assign the numbers of a list to CTAs. The list has `sections` equal sections, each with its longest items first.
 // A round assigns one number to each CTA, and every second round runs backwards. A section starts at the CTA after
 // the last one of the previous section:
 //   5 CTAs, sections of 9 numbers:    CTA 0   1   2   3   4
@@ -44,7 +44,7 @@ struct SnakeSchedule {
     last_length = section_size - (rounds - 1) * ctas;
   }
 
-  // Sets the next number. Returns false after the last.
+  // Set the next number. Return false after the last.
   FLASHINFER_HD bool next(int32_t& number) {
     while (section_size > 0 && section < sections) {
       const int32_t round_of_section = round - section * rounds;
@@ -60,7 +60,7 @@ struct SnakeSchedule {
   }
 };
 
-// Returns the item and the head of a number. A section has all items of `heads_per_section` heads, and the heads of
+// Return the item and the head of a number. A section has all items of `heads_per_section` heads, and the heads of
 // an item are adjacent.
 __device__ __forceinline__ WorkItem item_of(const AttentionParams& params, int heads_per_section, int32_t items,
                                             int32_t number, int32_t& head) {

@@ -21,7 +21,7 @@ namespace flashinfer::cuda {
 
 constexpr int kDeltaChunk = 64;
 
-// Returns the index of a sequence's first chunk, computed from shapes and cu_seqlens without a prefix sum. With
+// Return the index of a sequence's first chunk, computed from shapes and cu_seqlens without a prefix sum. With
 // cu_seqlens, some indices belong to no chunk.
 FLASHINFER_HD int64_t first_chunk(const DeltaRuleInputs& in, int64_t n) {
   if (!in.cu_seqlens.data) return n * ((in.num_tokens + kDeltaChunk - 1) / kDeltaChunk);
@@ -91,13 +91,13 @@ struct DeltaChannelTerms : DeltaTerms {
   alignas(128) Rows k, q, update;  // e^G k, e^G q, e^(Gn - G) k; zeros after the last token
 };
 
-// Returns the size of a chunk's terms in bytes.
+// Return the size of a chunk's terms in bytes.
 FLASHINFER_HD int64_t delta_term_bytes(const DeltaRuleInputs& in) {
   if (!in.gk) return sizeof(DeltaTerms);
   return in.key_dim <= 64 ? sizeof(DeltaChannelTerms<64>) : sizeof(DeltaChannelTerms<128>);
 }
 
-// Loads a block by ldmatrix: r[i] is the lane's pair of its 8 x 8 matrix i.
+// Load a block by ldmatrix: r[i] is the lane's pair of its 8 x 8 matrix i.
 template <bool kTransposed>
 __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {
   const uint32_t at = start + threadIdx.x % 32 * 16;
@@ -107,20 +107,20 @@ __device__ __forceinline__ void load_block(uint32_t (&r)[4], uint32_t start) {
     ptx::ldmatrix_x4(r, at);
   }
 }
-// Loads a block as an A operand, in the register order of mma.m16n8k16.
+// Load a block as an A operand, in the register order of mma.m16n8k16.
 template <bool kTransposed>
 __device__ __forceinline__ void load_block_a(uint32_t (&a)[4], uint32_t start) {
   uint32_t r[4];
   load_block<kTransposed>(r, start);
   a[0] = r[0], a[1] = r[2], a[2] = r[1], a[3] = r[3];
 }
-// Stores a block to smem or gmem. A warp writes 32 contiguous words at a time.
+// Store a block to smem or gmem. A warp writes 32 contiguous words at a time.
 __device__ __forceinline__ void store_block(void* start, const uint32_t (&r)[4]) {
   uint32_t* to = static_cast<uint32_t*>(start) + threadIdx.x % 32;
   to[0] = r[0], to[32] = r[1], to[64] = r[2], to[96] = r[3];
 }
 
-// Issues copies of a chunk's rows of q, k or v into a tile of 64 rows of kBytes, by kThreads threads. Rows
+// Issue copies of a chunk's rows of q, k or v into a tile of 64 rows of kBytes, by kThreads threads. Rows
 // after the last token and elements from `size` on become zeros. kLineRows is the parameter of Swizzle.
 template <typename T, int kBytes, int kThreads, int kLineRows = 0>
 __device__ __forceinline__ void copy_tokens(uint32_t tile, const void* rows, const TokenStrides& strides,
@@ -145,13 +145,13 @@ __device__ __forceinline__ void from_vector(uint32_t (&a)[4], const uint4& vecto
   a[0] = vector.x, a[1] = vector.y, a[2] = vector.z, a[3] = vector.w;
 }
 
-// Packs two adjacent accumulator tiles as an A operand.
+// Pack two adjacent accumulator tiles as an A operand.
 template <typename T>
 __device__ __forceinline__ void pack_operand_a(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
   a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
   a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
 }
-// Packs dy as an A operand, before its product with beta. An overflow of half_t would be infinity, and its product
+// Pack dy as an A operand, before its product with beta. An overflow of half_t would be infinity, and its product
 // with beta = 0 NaN, so dy is clamped to finite values.
 template <typename T>
 __device__ __forceinline__ void pack_finite_operand_a(uint32_t (&a)[4], const float (&first)[4],

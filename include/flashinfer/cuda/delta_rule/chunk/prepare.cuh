@@ -39,7 +39,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
   __device__ __forceinline__ DeltaPrepare(const DeltaRuleInputs& inputs, Shared& memory, int number, int barrier)
       : Base(memory, number, barrier), in(inputs) {}
 
-  // Computes the terms of a chunk and value head.
+  // Compute the terms of a chunk and value head.
   __device__ __forceinline__ void run(const DeltaChunk& chunk, int64_t value_head, float scale, DeltaTerms& to) const {
     load(chunk, value_head);
     correlate(scale, to);
@@ -73,7 +73,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     sync();
   }
 
-  // Computes K K' and Q K'. P goes to gmem, L replaces q and k in smem.
+  // Compute K K' and Q K'. P goes to gmem, L replaces q and k in smem.
   __device__ __forceinline__ void correlate(float scale, DeltaTerms& to) const {
     const SmemOperandA<kBytes> keys(ptx::shared_address(shared.k), 16 * warp);
     const SmemOperandA<kBytes> queries(ptx::shared_address(shared.q), 16 * warp);
@@ -135,7 +135,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     }
   }
 
-  // Returns g / ln 2 of a token, with g clamped to -50 or more. A large negative g would cancel the digits of all
+  // Return g / ln 2 of a token, with g clamped to -50 or more. A large negative g would cancel the digits of all
   // later gates in the cumulative sum, and exp(-50) is negligible.
   __device__ __forceinline__ float gate(int64_t number, int i, int count) const {
     if (i >= count || !in.g) return 0.f;

@@ -117,7 +117,7 @@ struct DeltaWarpgroupProducts {
   static constexpr auto kType = ptx::kWgmmaType<T>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
-  // Waits until at most kPending products are in flight. Operands and results of the others can then be used.
+  // Wait until at most kPending products are in flight. Operands and results of the others can then be used.
   template <int kPending, typename... Registers>
   __device__ __forceinline__ static void wait(Registers&... registers) {
     ptx::warpgroup_wait<kPending>();

@@ -36,7 +36,7 @@ struct DeltaScan {
   }
 
   __device__ __forceinline__ bool computes() const { return part * Shape::kPartWarps + warp < Shape::kWarps; }
-  // Returns the index of this thread among the threads that issue copies.
+  // Return the index of this thread among the threads that issue copies.
   __device__ __forceinline__ int copy_thread() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
   __device__ __forceinline__ int64_t num_chunks() const {
     return (block.tokens.end - block.tokens.begin + kDeltaChunk - 1) / kDeltaChunk;
@@ -46,11 +46,11 @@ struct DeltaScan {
   __device__ __forceinline__ int64_t index(int64_t number) const {
     return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
   }
-  // Returns the first of this warp's 16 x 16 blocks of a state in gmem, in a strip of 16 columns.
+  // Return the first of this warp's 16 x 16 blocks of a state in gmem, in a strip of 16 columns.
   __device__ __forceinline__ int64_t state_block(int64_t strip) const {
     return strip * (Shape::kKeys / 16) + part * (Shape::kPartKeys / 16);
   }
-  // Returns the first of this warp's columns.
+  // Return the first of this warp's columns.
   __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
 
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
@@ -62,7 +62,7 @@ struct DeltaScan {
                                             const TokenStrides& strides, const DeltaChunk& chunk) const {
     copy_keys(to[0], rows, strides, chunk), copy_keys(to[1], rows, strides, chunk, Shape::kPartKeys);
   }
-  // Copies rows of the workspace, which exist for all 64 tokens and all keys.
+  // Copy rows of the workspace, which exist for all 64 tokens and all keys.
   __device__ __forceinline__ void copy_rows(typename Shape::Keys& to, const typename Shape::Keys& from) const {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), from, {0, Shape::kKeys, 0},
                                                                    {{0, 0, kDeltaChunk}, 0}, 0, 0, Shape::kKeys,
@@ -87,7 +87,7 @@ struct DeltaScan {
       copy_keys(to.q, in.q, in.q_strides, chunk);
     }
   }
-  // Returns this warp's part of the keys of a tile.
+  // Return this warp's part of the keys of a tile.
   __device__ __forceinline__ const typename Shape::Keys& key_part(const typename Shape::Keys& tile) const {
     return tile;
   }
@@ -99,7 +99,7 @@ struct DeltaScan {
     copy_tokens<T, Shape::kValueBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk, block.value_head,
                                                         block.slice * Shape::kColumns, in.value_dim, copy_thread());
   }
-  // Copies `bytes` contiguous bytes, a multiple of 16.
+  // Copy `bytes` contiguous bytes, a multiple of 16.
   __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes) const {
     const uint32_t start = ptx::shared_address(to);
     for (uint32_t i = copy_thread() * 16; i < bytes; i += Shape::kCopiers * 16)
@@ -115,7 +115,7 @@ struct DeltaScan {
     copy_bytes(to.k_decay, from.k_decay, sizeof(DeltaFactors));
   }
 
-  // Calls body(element, i) for each of a lane's elements of the state. i is the index in a tensor of states.
+  // Call body(element, i) for each of a lane's elements of the state. i is the index in a tensor of states.
   template <typename Body>
   __device__ __forceinline__ void for_state_elements(State& state, const Body& body) const {
     const int64_t start = block.head_index(in) * in.state_size(), first = column() + lane / 4;
@@ -130,7 +130,7 @@ struct DeltaScan {
     }
   }
 
-  // Multiplies a state by the decay of a chunk.
+  // Multiply a state by the decay of a chunk.
   template <typename Stage>
   __device__ __forceinline__ void decay(State& state, const Stage& stage) const {
     if constexpr (Shape::kChannels) {
@@ -143,7 +143,7 @@ struct DeltaScan {
       state.scale(stage.terms.chunk_decay[0]);
     }
   }
-  // Returns the factors of the two tokens that the lane has in accumulator tile n.
+  // Return the factors of the two tokens that the lane has in accumulator tile n.
   __device__ __forceinline__ float2 token_factors(const float (&factors)[kDeltaChunk], int n) const {
     return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
   }
@@ -154,7 +154,7 @@ struct DeltaScan {
       sums[0][n][0] *= factor.x, sums[0][n][1] *= factor.y, sums[0][n][2] *= factor.x, sums[0][n][3] *= factor.y;
     }
   }
-  // Packs tokens 16 m to 16 m + 15 times their factors as an A operand.
+  // Pack tokens 16 m to 16 m + 15 times their factors as an A operand.
   __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4], const Sums& sums, int m,
                                               const float (&factors)[kDeltaChunk], float sign = 1.f) const {
 #pragma unroll
@@ -171,13 +171,13 @@ struct DeltaScan {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) pack_scaled(operand[m], sums, m, factors);
   }
-  // Packs a state as an A operand.
+  // Pack a state as an A operand.
   __device__ __forceinline__ static void pack_state(StateOperandA& a, const State& state) {
 #pragma unroll
     for (int step = 0; step < Shape::kPartKeys / 16; ++step)
       pack_operand_a<T>(a[step], state[0][2 * step], state[0][2 * step + 1]);
   }
-  // Loads this warp's columns and tokens 16 m to 16 m + 15 of a tile [tokens, columns] as an A operand.
+  // Load this warp's columns and tokens 16 m to 16 m + 15 of a tile [tokens, columns] as an A operand.
   __device__ __forceinline__ void load_values(uint32_t (&a)[4], const typename Shape::Values& tile, int m) const {
     uint32_t b[2][2];
     SmemOperandBTransposed<Shape::kValueBytes>(ptx::shared_address(tile), 0).load(b, m, 2 * warp);
@@ -187,7 +187,7 @@ struct DeltaScan {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) load_values(operand[m], tile, m);
   }
-  // Multiplies loaded values by the factors of their tokens.
+  // Multiply loaded values by the factors of their tokens.
   __device__ __forceinline__ void scale_values(OperandA& operand, const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
@@ -200,7 +200,7 @@ struct DeltaScan {
       }
     }
   }
-  // Adds the sums of all key parts, exchanged through smem. kForAll: every part receives the total, else only
+  // Add the sums of all key parts, exchanged through smem. kForAll: every part receives the total, else only
   // part 0.
   template <bool kForAll>
   __device__ __forceinline__ void reduce_key_parts(DeltaSums16& sums, DeltaPartSums<Shape>* part_sums) const {
@@ -230,7 +230,7 @@ struct DeltaScan {
     }
   }
 
-  // Turns K S into R = V - e^G K S, for tokens 16 m to 16 m + 15 or for all.
+  // Turn K S into R = V - e^G K S, for tokens 16 m to 16 m + 15 or for all.
   __device__ __forceinline__ void subtract_from_values(Sums& r, const uint32_t (&v)[4], int m,
                                                        const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
@@ -257,7 +257,7 @@ struct DeltaScan {
     }
   }
 
-  // Turns K S into r = R - Z (B R). With wgmma, the last product is still in flight and reads `operand`: the caller
+  // Turn K S into r = R - Z (B R). With wgmma, the last product is still in flight and reads `operand`: the caller
   // waits for it.
   template <typename Terms>
   __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& operand, const OperandA& v,
@@ -276,7 +276,7 @@ struct DeltaScan {
     store<kFewRegisters>(to, tile, chunk,
                          [&o](uint32_t (&four)[4], int m) { pack_operand_a<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
   }
-  // Stores A operands. fill(a, m) sets the operand of tokens 16 m to 16 m + 15.
+  // Store A operands. fill(a, m) sets the operand of tokens 16 m to 16 m + 15.
   template <bool kFewRegisters, typename Fill>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Fill& fill) const {
@@ -311,7 +311,7 @@ struct DeltaScan {
     }
   }
 
-  // Returns a functor that stores block i to gmem. A warp calls it next to the products with block i, because
+  // Return a functor that stores block i to gmem. A warp calls it next to the products with block i, because
   // a burst of stores would stall the next loads.
   template <int kCount>
   __device__ __forceinline__ static auto block_writer(char* to, const uint32_t (&r)[kCount][4], bool writes) {
@@ -319,7 +319,7 @@ struct DeltaScan {
       if (writes) store_block(to + i * sizeof(DeltaBlock16), r[i]);
     };
   }
-  // Stores blocks through `staging`, smem of this warp, and a bulk copy. The last kPending bulk copies read other smem
+  // Store blocks through `staging`, smem of this warp, and a bulk copy. The last kPending bulk copies read other smem
   // and may be in flight.
   template <int kPending, int kCount>
   __device__ __forceinline__ void store_blocks(char* to, DeltaBlock16* staging, const uint32_t (&r)[kCount][4],
@@ -337,7 +337,7 @@ struct DeltaScan {
   }
 
  private:
-  // Copies the blocks on and below the diagonal to their positions in a tile.
+  // Copy the blocks on and below the diagonal to their positions in a tile.
   __device__ __forceinline__ void copy_blocks(DeltaTileMatrix& to, const DeltaMatrices::Matrix& from) const {
     const uint32_t start = ptx::shared_address(to);
     for (int i = copy_thread(); i < DeltaMatrices::kBlocks * 32; i += Shape::kCopiers) {

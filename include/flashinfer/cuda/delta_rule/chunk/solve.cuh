@@ -16,7 +16,7 @@ namespace flashinfer::cuda {
 constexpr int kDeltaSolvePitch = kDeltaChunk + 8;  // 8 more floats per row avoid bank conflicts
 using DeltaSolveMatrix = float[kDeltaChunk][kDeltaSolvePitch];
 
-// Returns 1 / sqrt(sum x^2 + 1e-6) of a row of a tile.
+// Return 1 / sqrt(sum x^2 + 1e-6) of a row of a tile.
 template <typename T, int kUnits>
 __device__ __forceinline__ float delta_normaliser(const uint4 (&rows)[kDeltaChunk][kUnits], int row) {
   const uint32_t start = Swizzle<16 * kUnits>::row(ptx::shared_address(rows), row);
@@ -49,7 +49,7 @@ struct DeltaSolve {
   __device__ __forceinline__ DeltaSolve(Shared& memory, int number, int barrier_number)
       : shared(memory), thread(number), barrier(barrier_number) {}
 
-  // Issues copies of the rows of k and q to smem.
+  // Issue copies of the rows of k and q to smem.
   __device__ __forceinline__ void copy_rows(const DeltaRuleInputs& in, const DeltaChunk& chunk,
                                             int64_t value_head) const {
     constexpr int kBytes = sizeof(shared.k[0]);
@@ -60,7 +60,7 @@ struct DeltaSolve {
                                      thread);
     ptx::cp_async_commit();
   }
-  // Computes the L2 factors of rows in smem.
+  // Compute the L2 factors of rows in smem.
   __device__ __forceinline__ void find_factors(bool l2norm) const {
     const int row = thread % kDeltaChunk;
     (thread < kDeltaChunk ? shared.k_factor : shared.q_factor)[row] =
@@ -69,7 +69,7 @@ struct DeltaSolve {
 
   __device__ __forceinline__ void sync() const { ptx::named_barrier<kThreads>(barrier); }
 
-  // Computes Z from L.
+  // Compute Z from L.
   __device__ __forceinline__ void solve(DeltaTerms& to) const {
     const int j = 16 * warp;
     substitute(j);
@@ -123,7 +123,7 @@ struct DeltaSolve {
   }
 
  private:
-  // Solves a diagonal block by forward substitution. Lanes l and l + 16 both compute column l. Lanes 0-15 store Z,
+  // Solve a diagonal block by forward substitution. Lanes l and l + 16 both compute column l. Lanes 0-15 store Z,
   // lanes 16-31 store beta times Z.
   __device__ __forceinline__ void substitute(int start) const {
     const int column = start + lane % 16;

@@ -56,7 +56,7 @@ struct DeltaGradient {
   __device__ __forceinline__ float& value_at(float* values, int64_t t) const {
     return values[block.token_index(in, t) * in.value_dim + column];
   }
-  // Loads tokens first to first + 3, and returns how many belong to the sequence.
+  // Load tokens first to first + 3, and return how many belong to the sequence.
   __device__ __forceinline__ int stage(int64_t first) const {
     __syncthreads();
     shared.tokens.template load<T>(in, block, first, IdentityGate{});
@@ -64,7 +64,7 @@ struct DeltaGradient {
     return left < Tokens::kTokens ? static_cast<int>(left) : Tokens::kTokens;
   }
 
-  // Computes r of every token again, and the last state.
+  // Compute r of every token again, and the last state.
   __device__ __forceinline__ void recompute(State& state) const {
     load_state(state, p.initial_state);
     for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
   gradient.forward_pass(state);
 }
 
-// Computes dq and dk of a token and head of q and k. A warp adds the sums of the group's heads and of the slices,
+// Compute dq and dk of a token and head of q and k. A warp adds the sums of the group's heads and of the slices,
 // then differentiates the normalisation: for y = x f, dx = f (dy - y <y, dy>). It adds <q, dq> of each value head to
 // the terms of its gate.
 template <typename T>

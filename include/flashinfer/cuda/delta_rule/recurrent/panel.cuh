@@ -16,16 +16,16 @@ struct DeltaPanel {
   float at[kColumns][kRows];
 
   static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x) % kParts; }
-  // Returns the first column of this thread.
+  // Return the first column of this thread.
   static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) / kParts * kColumns; }
   // Eight threads share eight products, with k and with q for each of four columns. A thread receives one of them:
   // product_column() is its column, and is_query_product() is true for a product with q.
   static __device__ __forceinline__ int product_column() { return column() + part() % kColumns; }
   static __device__ __forceinline__ bool is_query_product() { return part() >= kColumns; }
-  // Returns the row of the state that element i holds.
+  // Return the row of the state that element i holds.
   static __device__ __forceinline__ int row(int i) { return i / 4 * 32 + part() * 4 + i % 4; }
 
-  // Loads this thread's elements of a row in smem.
+  // Load this thread's elements of a row in smem.
   static __device__ __forceinline__ void load_row(const float* from, float (&to)[kRows]) {
 #pragma unroll
     for (int i = 0; i < kRows; i += 4) {
@@ -34,7 +34,7 @@ struct DeltaPanel {
     }
   }
 
-  // Computes the products of all columns with k and with q. Each of the eight threads returns one of them.
+  // Compute the products of all columns with k and with q. Each of the eight threads returns one of them.
   __device__ __forceinline__ float products(const float (&k)[kRows], const float (&q)[kRows]) const {
     float sums[2 * kColumns] = {};
 #pragma unroll
@@ -48,7 +48,7 @@ struct DeltaPanel {
     scattered_lane_sums<kParts, 2 * kColumns>(sums);
     return sums[0];
   }
-  // Returns `value` of the thread that has the product of column c with k.
+  // Return `value` of the thread that has the product of column c with k.
   static __device__ __forceinline__ float of_column(float value, int c) {
     return __shfl_sync(kAllLanes, value, c, kParts);
   }
@@ -56,7 +56,7 @@ struct DeltaPanel {
   __device__ __forceinline__ void scale(float factor) {
     scale_rows([factor](int) { return factor; });
   }
-  // Multiplies row i by factor(i).
+  // Multiply row i by factor(i).
   template <typename Factor>
   __device__ __forceinline__ void scale_rows(const Factor& factor) {
 #pragma unroll
@@ -65,7 +65,7 @@ struct DeltaPanel {
       for (int c = 0; c < kColumns; ++c) at[c][i] *= factor(i);
     }
   }
-  // Adds k u' to the state.
+  // Add k u' to the state.
   __device__ __forceinline__ void add(const float (&k)[kRows], const float (&u)[kColumns]) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

@@ -17,7 +17,7 @@ namespace flashinfer::cuda {
 constexpr int kStepColumns = 64, kStepThreads = 4 * kStepColumns, kStepWarps = kStepThreads / 32;
 constexpr int64_t kStepTokens = 8;  // of a sequence, at most
 
-// Computes g, gk and beta of a token from raw values.
+// Compute g, gk and beta of a token from raw values.
 struct StepGate {
   const DeltaRuleParams& p;  // a reference to the kernel parameter, which stays in constant memory
   int value_head;
@@ -34,7 +34,7 @@ struct StepGate {
     if (!p.raw_rows) return g;
     return logarithm(g + (p.dt_bias && d < p.in.key_dim ? p.dt_bias[value_head * p.in.key_dim + d] : 0.f));
   }
-  // Returns the logarithm of the decay.
+  // Return the logarithm of the decay.
   __device__ __forceinline__ float logarithm(float x) const {
     const float rate = __expf(a_log);
     if (p.lower_bound < 0.f) return p.lower_bound / (1.f + __expf(-rate * x));
@@ -86,7 +86,7 @@ struct StepToken {
     if (kRowGate && thread() < kKeys && d < in.key_dim) row_gate = load_float<float>(in.gk, number * in.key_dim + d);
   }
 
-  // Stores the token to smem and returns the decay that all rows share.
+  // Store the token to smem and return the decay that all rows share.
   __device__ __forceinline__ float put(StepRows<kKeys, kRowGate>& to, const DeltaRuleInputs& in,
                                        const StepGate& raw) const {
     const int d = thread() % kKeys, c = thread() % kStepColumns;
@@ -153,7 +153,7 @@ struct StepState {
     __device__ __forceinline__ int at(int j) const { return start + j * kLines * stride; }
   };
 
-  // Loads columns that begin at element `first` of a tensor of states. Elements beyond them are zeros, and so
+  // Load columns that begin at element `first` of a tensor of states. Elements beyond them are zeros, and so
   // is a null state.
   __device__ __forceinline__ void load(const void* states, DType dtype, int64_t first, const Lines& lines) {
 #pragma unroll
@@ -169,7 +169,7 @@ struct StepState {
     store(static_cast<bfloat16_t*>(states) + first, lines);
   }
 
-  // Updates the state with a token. Rows decay by `decay`, or by the token's row gates. One thread per column
+  // Update the state with a token. Rows decay by `decay`, or by the token's row gates. One thread per column
   // calls out(column, value). All threads call this after a barrier that publishes the token.
   template <typename Out>
   __device__ __forceinline__ void update(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
       if (threadIdx.x < kStepColumns) put(t, threadIdx.x, 0.f);
     return;
   }
-  // Returns the offset of the CTA's columns in state `number` of contiguous ones.
+  // Return the offset of the CTA's columns in state `number` of contiguous ones.
   const auto start_of = [&](int64_t number) {
     return (number * in.num_value_heads + block.value_head) * in.state_size() + first * in.column_stride();
   };
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
     state.store(p.final_slot(output_slot), p.state_dtype, start_of(0), lines);
 }
 
-// Returns true if the call has few tokens, and a thread can load four adjacent elements of a state at once.
+// Return true if the call has few tokens, and a thread can load four adjacent elements of a state at once.
 inline bool takes_step(const DeltaRuleParams& p) {
   const DeltaRuleInputs& in = p.in;
   if (in.num_tokens > kStepTokens || in.cu_seqlens.data || in.key_dim > 128) return false;

@@ -27,7 +27,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Writes a warpgroup's sums as 64 rows of a gradient. T is float if several CTAs share a tile.
+// Write a warpgroup's sums as 64 rows of a gradient. T is float if several CTAs share a tile.
 template <typename T, int kColumns>
 __device__ __forceinline__ void write_rows(const HeadRows& to, int64_t token, int32_t head, int32_t rows,
                                            const float (&sums)[kColumns / 2], float scale) {

@@ -16,7 +16,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Numbers the tiles of all requests in the order of `entries`. Returns the number of tiles of queries.
+// Numbers the tiles of all requests in the order of `entries`. Return the number of tiles of queries.
 template <typename S>
 int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   int64_t queries = 0;
@@ -27,7 +27,7 @@ int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   return queries;
 }
 
-// Returns the number of splits of the queries of a tile of keys, at most the number of query heads per KV head.
+// Return the number of splits of the queries of a tile of keys, at most the number of query heads per KV head.
 // The number grows until no CTA has more than 1.1 times the mean work.
 template <typename S>
 int32_t splits_of(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
@@ -69,7 +69,7 @@ int64_t plan_shape(PrefillBackwardParams& p, const Launch& where) {
   return (sizes.counters + sizes.rows + sizes.queries + sizes.keys) * static_cast<int64_t>(sizeof(float));
 }
 
-// Returns a map of one head's rows of a tile. Expanded tensors have strides of 0, which the driver accepts.
+// Return a map of one head's rows of a tile. Expanded tensors have strides of 0, which the driver accepts.
 // The stride of a single token or head may be any number.
 template <typename S>
 CUtensorMap map_of(const HeadRows& rows, int64_t tokens, int64_t heads, int box) {
@@ -117,7 +117,7 @@ void launch_shape(PrefillBackwardParams p, const Launch& where) {
   if (p.splits > 1) launch_sums<typename S::T>(p, entries, where);
 }
 
-// Returns true if the kernel is correct and faster than the portable one. It has no windows, biases or caps,
+// Return true if the kernel is correct and faster than the portable one. It has no windows, biases or caps,
 // and each request takes whole tiles, however short it is.
 template <typename S>
 bool serves_shape(const PrefillBackwardParams& p, const Launch& where) {

@@ -13,7 +13,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Loads all tiles of the CTA. Runs in one thread.
+// Load all tiles of the CTA. Runs in one thread.
 template <typename S>
 struct BackwardLoad {
   const PrefillBackwardParams& params;
@@ -75,7 +75,7 @@ struct BackwardLoad {
   }
 };
 
-// Adds this CTA's part to each tile of dQ after all lower-numbered tiles of keys have added theirs. Runs in
+// Add this CTA's part to each tile of dQ after all lower-numbered tiles of keys have added theirs. Runs in
 // one thread.
 template <typename S>
 __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const BackwardShared<S>& shared) {

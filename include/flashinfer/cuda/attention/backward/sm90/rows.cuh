@@ -17,7 +17,7 @@ namespace flashinfer::cuda::sm90 {
 
 constexpr int kBackwardRowThreads = 256;
 
-// Returns the request of a tile of queries. `tile` becomes its number in the request.
+// Return the request of a tile of queries. `tile` becomes its number in the request.
 __device__ __forceinline__ const BackwardEntry& find_queries(const BackwardTable& table, int32_t& tile) {
   const BackwardEntry& found =
       table.at[last_at_or_before(0, table.count, tile, [&](int i) { return table.at[i].first_query_tile; })];

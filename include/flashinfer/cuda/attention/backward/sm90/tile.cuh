@@ -67,7 +67,7 @@ struct BackwardTile {
     if (threadIdx.x % 32 == 0) ring.release(use);
   }
 
-  // Clears rows after the request's end: they may belong to the next request, or hold NaN.
+  // Clear rows after the request's end: they may belong to the next request, or hold NaN.
   template <typename Rows>
   __device__ __forceinline__ static void clear(uint32_t tile, int32_t rows) {
 #pragma unroll
@@ -166,7 +166,7 @@ struct BackwardTile {
     }
   }
 
-  // Packs P and dS = P * (dP - delta) as operands. `weights` is P, `dp` is dP.
+  // Pack P and dS = P * (dP - delta) as operands. `weights` is P, `dp` is dP.
   __device__ __forceinline__ void differentiate(const float (&weights)[kLogits], const float (&dp)[kLogits],
                                                 uint32_t (&p)[kPairs], uint32_t (&ds)[kPairs], uint32_t rows) const {
     const uint32_t delta_at = rows + S::kQueries * 4 + threadIdx.x % 4 * 8;

@@ -23,7 +23,7 @@ struct BackwardMemory {
   }
 };
 
-// Returns the number of work items. In a request, the first tiles of keys of all heads come first: with a
+// Return the number of work items. In a request, the first tiles of keys of all heads come first: with a
 // causal mask they see the most queries. A tile of keys waits for lower tiles of its head. CTAs have these
 // already, because numbers are taken in rising order.
 __device__ __forceinline__ int64_t backward_items(const PrefillBackwardParams& p, const BackwardMemory& memory) {

@@ -74,7 +74,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     return shared.q[at.parts_done % Shape::kChunks];
   }
 
-  // Issues the copies of a step, unless the CTA is done.
+  // Issue the copies of a step, unless the CTA is done.
   __device__ __forceinline__ void load(Stage& to, const Cursor& at) const {
     if (!at.done(grid)) {
       if (at.slice == 0) {
@@ -95,7 +95,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     ptx::cp_async_commit();
   }
 
-  // Adds a slice of columns to the sums, and its part of <D, S> to `state_dot`. Thread 0 computes the cursor of three
+  // Add a slice of columns to the sums, and its part of <D, S> to `state_dot`. Thread 0 computes the cursor of three
   // steps later while products are in flight.
   __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& state_dot) const {
     const Stage& stage = shared.stages[step % 2];
@@ -183,7 +183,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
   }
 
  private:
-  // Returns <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
+  // Return <q, dq> + <k, row> - <k, col> of each row, over this warp's keys.
   __device__ __forceinline__ float2 gate_terms(const Cursor& at, const GradientSums& sums) const {
     float total[2] = {};
 #pragma unroll
@@ -201,7 +201,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
   __device__ __forceinline__ float2 rows_of(const float (&of)[kDeltaChunk]) const {
     return make_float2(of[row()], of[row() + 8]);
   }
-  // Returns the total over the keys up to this part.
+  // Return the total over the keys up to this part.
   __device__ __forceinline__ float2 total_over_keys(const Cursor& at, const float (&of)[2][kDeltaChunk],
                                                     const float (&earlier)[kDeltaChunk]) const {
     const float2 first = rows_of(of[0]), second = rows_of(of[1]);

@@ -25,7 +25,7 @@ inline int64_t delta_chunk_backward_workspace(const DeltaRuleInputs& in) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(workspace.end));
 }
 
-// Returns false if the device has too little smem.
+// Return false if the device has too little smem.
 template <typename Scans>
 bool launch_delta_split_scans(const DeltaRuleBackwardParams& p, int64_t chunks, const Launch& where) {
   if (Scans::kBytes > device_info(where.device).shared_bytes) return false;

@@ -26,7 +26,7 @@ struct DeltaGradientOutput : Shape::Products {
   __device__ __forceinline__ DeltaGradientOutput(const DeltaRuleBackwardParams& params, const GradientGrid& grid_)
       : p(params), in(params.in), grid(grid_) {}
 
-  // Returns the index of the key part, 0 without parts.
+  // Return the index of the key part, 0 without parts.
   __device__ __forceinline__ static int part(const Cursor& at) { return Shape::kParts > 1 ? at.part : 0; }
 
   __device__ __forceinline__ float2 pair_of(const Rows& tile, int n, int lower) const {
@@ -34,7 +34,7 @@ struct DeltaGradientOutput : Shape::Products {
     unpack<T>(ptx::load_shared(pair_address(tile, n, lower)), two.x, two.y);
     return two;
   }
-  // Returns the dot products of the rows of tile and sums, over this warp's keys.
+  // Return the dot products of the rows of tile and sum, over this warp's keys.
   __device__ __forceinline__ float2 row_dot(const Rows& tile, const Sums& sums) const {
     float2 total = make_float2(0.f, 0.f);
 #pragma unroll
@@ -58,7 +58,7 @@ struct DeltaGradientOutput : Shape::Products {
       }
     }
   }
-  // Stores dq or dk through this warp's part of a tile that no other warp still reads.
+  // Store dq or dk through this warp's part of a tile that no other warp still reads.
   __device__ __forceinline__ void store(void* to, const Cursor& at, const Sums& sums, const Rows& tile) const {
     __syncwarp();
 #pragma unroll
@@ -105,7 +105,7 @@ struct DeltaGradientOutput : Shape::Products {
     };
     write(last, after + before + last_dot), write(last - 1, after + sum);
   }
-  // Stores the diagonal of <dy_i, r_j>.
+  // Store the diagonal of <dy_i, r_j>.
   __device__ __forceinline__ void store_betas(const Cursor& at, const Accumulator<16, kDeltaChunk>& local) const {
     float upper = 0, lower = 0;
 #pragma unroll
@@ -120,7 +120,7 @@ struct DeltaGradientOutput : Shape::Products {
     if (row() < at.chunk.count) to[token(row(), at)] = upper;
     if (row() + 8 < at.chunk.count) to[token(row() + 8, at)] = lower;
   }
-  // Stores dV over dy.
+  // Store dV over dy.
   __device__ __forceinline__ void store_values(const uint4 (&tile)[kDeltaChunk][Shape::kSlice / 8], const Cursor& at,
                                                const float (&betas)[kDeltaChunk]) const {
     constexpr int kUnits = Shape::kSlice / 8;
@@ -145,7 +145,7 @@ struct DeltaGradientOutput : Shape::Products {
   __device__ __forceinline__ int64_t token(int i, const Cursor& at) const {
     return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(grid);
   }
-  // Returns the smem address of a lane's pair of accumulator tile n, in the upper or the lower row.
+  // Return the smem address of a lane's pair of accumulator tile n, in the upper or the lower row.
   __device__ __forceinline__ uint32_t pair_address(const Rows& tile, int n, int lower) const {
     const uint32_t start = KeyRows::row(ptx::shared_address(tile), row() + 8 * lower);
     return KeyRows::chunk(start, half * (kKeys / 16) + n) + lane % 4 * 4;

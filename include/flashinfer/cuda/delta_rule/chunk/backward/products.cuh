@@ -72,7 +72,7 @@ struct DeltaWarpGradients : DeltaGradientThread {
     }
   }
 
-  // Stores pairs of a block of dP or X in accumulator layout.
+  // Store pairs of a block of dP or X in accumulator layout.
   __device__ __forceinline__ void put(Matrix& to, int column, const uint32_t (&words)[4]) const {
     if (column <= rows) store_block(to[DeltaMatrices::block(rows, column)], words);
   }
@@ -125,7 +125,7 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
     ptx::warpgroup_hold(flat(sums.dq)), ptx::warpgroup_hold(flat(sums.dk_row)), ptx::warpgroup_hold(flat(sums.dk_col));
     ptx::warpgroup_hold(flat(sums.local));
   }
-  // Makes this thread's stores and copies visible to wgmma. Called before the barrier.
+  // Make this thread's stores and copy visible to wgmma. Called before the barrier.
   __device__ __forceinline__ static void publish() { ptx::fence_proxy_async(); }
 
   template <typename Stage>
@@ -179,7 +179,7 @@ struct DeltaWarpgroupGradients : DeltaGradientThread {
   template <int kColumns>
   __device__ __forceinline__ static float (&flat(Accumulator<16, kColumns>& sums))
       [kColumns / 2] { return reinterpret_cast<float (&)[kColumns / 2]>(sums.tile); }
-  // Returns the descriptor of a DeltaBlock16 whose rows are k. Bits [0, 14) address, [16, 30) bytes between
+  // Return the descriptor of a DeltaBlock16 whose rows are k. Bits [0, 14) address, [16, 30) bytes between
   // groups of eight rows, [32, 46) bytes between groups of eight columns, each divided by 16.
   __device__ __forceinline__ static uint64_t blocks(uint32_t address) {
     return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{128 >> 4} << 16 | uint64_t{256 >> 4} << 32;

@@ -63,7 +63,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     return a[0] * b[0] + a[1] * b[1];
   }
 
-  // Stores dP or X to smem, on and below the diagonal.
+  // Store dP or X to smem, on and below the diagonal.
   __device__ __forceinline__ void store_local(Matrix& dp, Matrix& x, const DeltaGradientFactors& factors,
                                               const Accumulator<16, kDeltaChunk>& local, float scale) const {
     const auto row_factor = [&](int at) {
@@ -93,7 +93,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     }
   }
 
-  // Returns the workspace that holds dq or dk of a key part until the other parts are finished.
+  // Return the workspace that holds dq or dk of a key part until the other parts are finished.
   __device__ __forceinline__ float2* saved(const Cursor& at, int which) const {
     const int64_t number = (static_cast<int64_t>(at.item) * Shape::kParts + at.part) * 2 + which;
     return reinterpret_cast<float2*>(workspace.sums) + number * (kDeltaChunk * Shape::kKeys / 2) + thread;
@@ -106,7 +106,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
       for (int i = 0; i < 2; ++i) to[(2 * n + i) * kThreads] = make_float2(sums[0][n][2 * i], sums[0][n][2 * i + 1]);
     }
   }
-  // Loads saved sums and differentiates the normalisation of the rows of `x`.
+  // Load saved sums and differentiates the normalisation of the rows of `x`.
   __device__ __forceinline__ void restore(const Cursor& at, int which, const void* x, const TokenStrides& strides,
                                           const float (&factors)[kDeltaChunk], const float2& all, Sums& sums) const {
     const float2* const from = saved(at, which);
@@ -126,7 +126,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     }
   }
 
-  // Multiplies the sums of all slices by their factors outside Gam.
+  // Multiply the sums of all slices by their factors outside Gam.
   __device__ __forceinline__ void scale_sums(GradientSums& sums, const DeltaGradientFactors& factors) const {
     const int upper = row(), lower = row() + 8;
     scale_rows(sums.dq, factors.q_decay[upper], factors.q_decay[lower]);
@@ -137,7 +137,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
   }
 
  private:
-  // Copies strips, which are `stride` bytes apart.
+  // Copy strips, which are `stride` bytes apart.
   template <typename Blocks>
   __device__ __forceinline__ void copy(Blocks& to, const char* from, int64_t stride, int strips) const {
     constexpr int kStep = kThreads * 16, kStrip = sizeof(to[0]);
@@ -149,7 +149,7 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
       ptx::cp_async_16(start + i * kStep, from + strip * stride + at % kStrip, strip < strips);
     }
   }
-  // Multiplies a lane's elements by the factor of their row.
+  // Multiply a lane's elements by the factor of their row.
   __device__ __forceinline__ static void scale_rows(Sums& sums, float upper, float lower) {
 #pragma unroll
     for (int n = 0; n < Sums::kN; ++n)

@@ -61,7 +61,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  // Copies inputs of chunk `number` and of chunk number - 1, the next one of this scan. One of the two may not exist.
+  // Copy inputs of chunk `number` and of chunk number - 1, the next one of this scan. One of the two may not exist.
   __device__ __forceinline__ void load(Stage& to, int64_t number, int64_t count) const {
     if (number < count) {
       const DeltaTerms& from = workspace.terms[this->index(number)];
@@ -82,7 +82,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     }
   }
 
-  // Advances D over a chunk. Stores D after the chunk, and dy, to `exchange`.
+  // Advance D over a chunk. Store D after the chunk, and dy, to `exchange`.
   __device__ __forceinline__ void advance_state(const Stage& stage, Exchange& exchange, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
@@ -110,7 +110,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     });
   }
 
-  // Computes the terms of the next chunk that need no D: P' dO and scale Q' (e^G dO).
+  // Compute the terms of the next chunk that need no D: P' dO and scale Q' (e^G dO).
   __device__ __forceinline__ void prepare(const Stage& stage, Exchange& exchange) const {
     typename Base::Sums outputs;
     typename Base::OperandA grad;
@@ -126,7 +126,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     for (int n = 0; n < State::kN; ++n) exchange.added[warp][n][lane] = as_float4(added[0][n]);
   }
 
-  // Stores D and dy of a chunk, through this warp's part of a tile.
+  // Store D and dy of a chunk, through this warp's part of a tile.
   __device__ __forceinline__ void finish(Stage& stage, const Exchange& exchange, int64_t number) const {
     const int64_t strip = this->column() / 16;
     char* const grads =

@@ -22,7 +22,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   using Base::Base;
   using Base::in, Base::p, Base::shared, Base::workspace, Base::thread, Base::grid;
 
-  // Multiplies rows by the decays of their blocks, and computes the decay of each block.
+  // Multiply rows by the decays of their blocks, and compute the decay of each block.
   __device__ __forceinline__ void scale_rows(const Cursor& at) const {
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
@@ -46,7 +46,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       }
     }
   }
-  // Turns sums into gradients, in this thread's channels.
+  // Turn sums into gradients, in this thread's channels.
   __device__ __forceinline__ void finish_channels(const Cursor& at) const {
 #pragma unroll 1
     for (int task = 0; task < kTasks; ++task) {
@@ -90,7 +90,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       shared.after[block][channel()] = row_dot;
     }
   }
-  // Adds the value heads of a group through gmem. For every value head, the same thread adds an element.
+  // Add the value heads of a group through gmem. For every value head, the same thread adds an element.
   __device__ __forceinline__ void add_members(const Cursor& at) const {
     float* sums = workspace.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4
@@ -135,12 +135,12 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
   __device__ __forceinline__ int64_t token(int i, const Cursor& at) const {
     return (at.chunk.batch * in.num_tokens + at.chunk.first + i) * in.num_value_heads + at.value_head(grid);
   }
-  // Returns an element of a tile of rows.
+  // Return an element of a tile of rows.
   __device__ __forceinline__ static T& element(Rows& tile, int row, int channel) {
     const uint32_t at = KeyRows::chunk(KeyRows::row(0, row), channel / 8) + channel % 8 * 2;
     return *reinterpret_cast<T*>(reinterpret_cast<char*>(&tile) + at);
   }
-  // Loads the decays of this thread's channel in a block.
+  // Load the decays of this thread's channel in a block.
   __device__ __forceinline__ void load_decays(float (&a)[16], const Cursor& at, int block) const {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
@@ -152,7 +152,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     for (int i = 0; i < 16; ++i) a[i] = ptx::ex2_approx(a[i] * 1.4426950408889634f);
   }
 
-  // Loads row i of a diagonal block, up to the diagonal.
+  // Load row i of a diagonal block, up to the diagonal.
   __device__ __forceinline__ static void load_local(float (&to)[16], uint32_t start, int i) {
 #pragma unroll
     for (int part = 0; part <= i / 8; ++part) {
@@ -162,7 +162,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       for (int e = 0; e < 4; ++e) unpack<T>(pairs[e], to[8 * part + 2 * e], to[8 * part + 2 * e + 1]);
     }
   }
-  // Stores dq or dk with four threads per row, and differentiates the normalisation.
+  // Store dq or dk with four threads per row, and differentiates the normalisation.
   __device__ __forceinline__ void store(void* to, const Cursor& at, const typename Shared::Sums& sums, const Rows& tile,
                                         const float (&factors)[kDeltaChunk]) const {
     const int row = thread / 4;

@@ -50,7 +50,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   __device__ __forceinline__ DeltaPrepareChannels(const DeltaRuleInputs& inputs, Shared& memory)
       : Base(memory, threadIdx.x, 0), in(inputs) {}
 
-  // Computes the terms of a chunk and value head.
+  // Compute the terms of a chunk and value head.
   __device__ __forceinline__ void run(const DeltaChunk& chunk, int64_t value_head, float scale, Terms& to) const {
     load(chunk, value_head);
     correlate_block();
@@ -102,7 +102,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     sync();  // warps then scale their rows in place, which others may still be reading
   }
 
-  // Computes L and P within a block, without the rows' factors. In each half of the warp, lanes 0 to 7 have columns
+  // Compute L and P within a block, without the rows' factors. In each half of the warp, lanes 0 to 7 have columns
   // of L and lanes 8 to 15 columns of P. Lane l has column 2 (l % 8) + half.
   __device__ __forceinline__ void correlate_block() const {
     const int half = lane / 16, channel = lane % 16 * kPairChannels;
@@ -136,7 +136,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Multiplies rows by decays. Rows for products with the state go to gmem, rows for products between blocks to smem.
+  // Multiply rows by decays. Rows for products with the state go to gmem, rows for products between blocks to smem.
   // The decays of all blocks must be visible.
   __device__ __forceinline__ void store_rows(Terms& to) const {
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
@@ -199,7 +199,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Computes L and P between this block and earlier ones, without the rows' factors.
+  // Compute L and P between this block and earlier ones, without the rows' factors.
   __device__ __forceinline__ void correlate_blocks(Accumulator<16, kDeltaChunk>& l,
                                                    Accumulator<16, kDeltaChunk>& p) const {
     const SmemOperandA<kBytes> keys(read_rows(), 0), queries(ptx::shared_address(shared.q), 16 * warp);
@@ -230,7 +230,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Stores L over the rows, and P to gmem.
+  // Store L over the rows, and P to gmem.
   __device__ __forceinline__ void store_local(Accumulator<16, kDeltaChunk>& l, Accumulator<16, kDeltaChunk>& p,
                                               float scale, Terms& to) const {
     const int start = 16 * warp, upper = start + lane / 4;
@@ -282,7 +282,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Returns the rows of k that read a state. In this block's smem, they overwrite the decays.
+  // Return the rows of k that read a state. In this block's smem, they overwrite the decays.
   __device__ __forceinline__ uint32_t read_rows() const { return ptx::shared_address(&shared.decay[16 * warp]); }
 
   template <int kCount>

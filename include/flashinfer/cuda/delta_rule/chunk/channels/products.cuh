@@ -78,7 +78,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       ptx::cp_async_16(ptx::shared_address(&shared.factors) + thread * 16,
                        reinterpret_cast<const char*>(&factors) + thread * 16);
   }
-  // Adds a slice of columns and its part of <D, S>. A thread has eight channels of state blocks.
+  // Add a slice of columns and its part of <D, S>. A thread has eight channels of state blocks.
   __device__ __forceinline__ void add_slice(const Cursor& at, GradientSums& sums, float (&product)[8]) const {
     auto& stage = shared.stage;
     __syncthreads();  // all threads have read the previous slice
@@ -141,7 +141,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
     copy_tokens<T, 2 * kKeys, kThreads, kDeltaChunk>(ptx::shared_address(to), from, strides, at.chunk, at.qk_head, 0,
                                                      in.key_dim, thread);
   }
-  // Adds the terms between blocks, and multiplies by the decays of whole blocks.
+  // Add the terms between blocks, and multiply by the decays of whole blocks.
   __device__ __forceinline__ void add_blocks(GradientSums& sums) const {
     using Summed = SmemOperandBTransposed<2 * kKeys, kDeltaChunk>;
     constexpr int kPairs = kKeys / 32;

@@ -13,7 +13,7 @@ namespace flashinfer::cuda {
 // have less, and use the recurrent kernel.
 constexpr int kChunkSharedBytes = 163 << 10;
 
-// Returns true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
+// Return true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
 // sequences have at least a chunk of tokens on average.
 template <typename T>
 bool takes_chunks(const DeltaRuleInputs& in, const Launch& where) {
@@ -46,7 +46,7 @@ void launch_scan(const DeltaRuleInputs& in, const Launch& where, const Args&... 
   launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kScanBytes<Shape, Stage>, where, args...);
 }
 
-// Calls body with a CTA shape on warps. Wider CTAs read less. Narrower ones occupy more SMs.
+// Call body with a CTA shape on warps. Wider CTAs read less. Narrower ones occupy more SMs.
 template <typename T, int kKeys, bool kChannels, typename Body>
 void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t enough = device_info(where.device).num_sms * 3 / 4;
@@ -54,7 +54,7 @@ void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body&
   if (in.value_dim > 32 && delta_blocks(in, 64) >= enough) return body(DeltaWarpShape<T, kKeys, 4, 0, kChannels>{});
   body(DeltaWarpShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
 }
-// Calls body with a CTA shape. On 9.0 it takes the narrowest shape whose CTAs run in one wave. The choice follows the
+// Call body with a CTA shape. On 9.0 it takes the narrowest shape whose CTAs run in one wave. The choice follows the
 // times of all shapes on an H200.
 template <typename T, int kKeys, typename Body>
 void with_scan_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
@@ -74,7 +74,7 @@ void launch_delta_prepare(const DeltaRuleInputs& in, DeltaTerms* terms, const La
                                                 sizeof(DeltaPrepareShared<kKeys>), where, in, terms);
 }
 
-// Returns false if the device has too little smem.
+// Return false if the device has too little smem.
 template <typename Shape>
 bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   constexpr int kBytes = sizeof(DeltaSplitShared<Shape>);
@@ -83,7 +83,7 @@ bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   return true;
 }
 
-// Returns the number of CTAs that prepare terms while others scan, or 0 if preparing all terms first is faster.
+// Return the number of CTAs that prepare terms while others scan, or 0 if preparing all terms first is faster.
 // On an H200, an SM prepares a chunk in 3.8 us, and a scan step takes 1.4 us.
 template <typename Shape>
 int64_t delta_preparing_blocks(const DeltaRuleInputs& in, const Launch& where) {

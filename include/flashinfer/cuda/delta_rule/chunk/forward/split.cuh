@@ -41,7 +41,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  // Advances the state over a chunk. Stores the old state and u to `to`.
+  // Advance the state over a chunk. Store the old state and u to `to`.
   __device__ __forceinline__ void advance_state(Stage& stage, Exchange& to, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;

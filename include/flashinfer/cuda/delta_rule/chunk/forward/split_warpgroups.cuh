@@ -47,7 +47,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  // Advances the state over a chunk. Stores the old state and u to `to`.
+  // Advance the state over a chunk. Store the old state and u to `to`.
   __device__ __forceinline__ void advance_state(Stage& stage, StateTiles& to, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
@@ -72,7 +72,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     Products::template wait<0>(state, left);
   }
 
-  // Computes O = scale e^G Q S + P u. Rows are tokens, and each warp has 16.
+  // Compute O = scale e^G Q S + P u. Rows are tokens, and each warp has 16.
   __device__ __forceinline__ void compute_output(DeltaSums16& o, const Stage& stage, const StateTiles& from) const {
     constexpr auto kType = Products::kType;
     const uint64_t queries = Tile::k_contiguous(ptx::shared_address(stage.q));
@@ -103,7 +103,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     Products::template wait<0>(o);
   }
 
-  // Stores O through the tile of v, which is no longer read.
+  // Store O through the tile of v, which is no longer read.
   __device__ __forceinline__ void store_output(const DeltaSums16& o, Stage& stage, int64_t number) const {
     using Rows = Swizzle<Shape::kValueBytes>;
     const DeltaChunk chunk = this->chunk(number);
@@ -129,7 +129,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   }
 
  private:
-  // Stores an A operand of this warp's columns as rows of a tile.
+  // Store an A operand of this warp's columns as rows of a tile.
   template <int kCount>
   __device__ __forceinline__ void store_operand(uint32_t tile, const uint32_t (&left)[kCount][4]) const {
     const int row = 16 * warp + lane % 16;
