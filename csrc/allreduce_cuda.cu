@@ -101,7 +101,7 @@ FLASHINFER_EXPORT comm_ipc_close(char* text, int64_t address) {
 FLASHINFER_EXPORT comm_free(char* text, int64_t address) {
   return guarded(text, [&] { check(cudaFree(reinterpret_cast<void*>(address)), "cudaFree"); });
 }
-// Fills memory with empty words.
+// Fill memory with empty words.
 FLASHINFER_EXPORT comm_clear(char* text, int64_t address, int64_t bytes) {
   return guarded(text, [&] {
     check(cudaMemset(reinterpret_cast<void*>(address), 0xff, bytes), "cudaMemset");

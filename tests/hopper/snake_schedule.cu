@@ -1,4 +1,4 @@
-// Takes the numbers of work lists as the blocks of a kernel would, on the host: each number once, and how evenly.
+// Take the numbers of work lists as the blocks of a kernel would, on the host: each number once, and how evenly.
 #include <flashinfer/cuda/attention/sm90/work.cuh>
 
 #include <algorithm>

@@ -97,7 +97,7 @@ struct DeltaData {
     return in;
   }
 
-  // Takes a value head's state, rows of columns, through sequence n, with each(token, its output) behind every token.
+  // Take a value head's state, rows of columns, through sequence n, with each(token, its output) behind every token.
   template <typename Each>
   void recur(int64_t n, int64_t head, std::vector<double>& state, const Each& each) const {
     std::vector<double> key, query, out(shape.values);

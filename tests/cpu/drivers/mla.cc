@@ -23,7 +23,7 @@ class Case {
     ckv_ = drawn<KV>(keys * kCkvRow), kpe_ = drawn<KV>(keys * kKpeRow);
   }
 
-  // Draws a sink of each head, and the scales of latents of 8 bits. Gaps between the scales' rows are NaN.
+  // Draw a sink of each head, and the scales of latents of 8 bits. Gaps between the scales' rows are NaN.
   void add_sinks_and_scales() {
     sinks_ = drawn<float>(heads_);
     scales_ = unwritten<float>(int64_t{kv_indptr_.back()} * kPageSize * kScaleRow);

@@ -58,7 +58,7 @@ inline void transpose(vfloat (&rows)[kLanes]) {
   }
 }
 
-// Reduces all elements to one number, halves with halves.
+// Reduce all elements to one number, halves with halves.
 template <int kWidth, typename Op, int... kLane>
 inline float reduce(vfloat value, const Op& op, std::integer_sequence<int, kLane...> lanes) {
   value = op(value, shuffle<(kLane ^ kWidth)...>(value, value));

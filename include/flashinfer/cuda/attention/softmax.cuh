@@ -227,7 +227,7 @@ struct OnlineSoftmax {
     return row_max[m][half] == -math::inf ? 0.0f : row_max[m][half] * scale;
   }
 
-  // Replace S by P. Rescales `o`, the sum of earlier tiles, if row_max is raised.
+  // Replace S by P. Rescale `o`, the sum of earlier tiles, if row_max is raised.
   __device__ __forceinline__ void exponentiate(Products<S>& s, Outputs<S>& o) {
     float tile_max[S::kM][2];
     bool higher = false;

@@ -112,7 +112,7 @@ __device__ __forceinline__ uint4 receive(const AllReduceParams& p, uint4 words, 
   return words;
 }
 
-// Compares the call of `sender` with this one, and acquires the header.
+// Compare the call of `sender` with this one, and acquire the header.
 __device__ __forceinline__ void compare_headers(const AllReduceParams& p, int sender, uint32_t epoch,
                                                 Failure& failure) {
   const uint8_t* from = header_of(p.group, p.group.rank, sender, epoch);

@@ -36,7 +36,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives when this thread's earlier cp.async copies are complete. The barrier's count includes this arrival.
+// Arrive when this thread's earlier cp.async copies are complete. The barrier's count includes this arrival.
 __device__ __forceinline__ void mbarrier_arrive_after_cp_async(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }

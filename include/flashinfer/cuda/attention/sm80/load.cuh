@@ -73,7 +73,7 @@ struct KeyLoader {
     return {k + kv.k_offset(page, row) * kSize, v + kv.v_offset(page, row) * kSize};
   }
 
-  // Looks up the rows of the first tiles, one per stage.
+  // Look up the rows of the first tiles, one per stage.
   __device__ __forceinline__ void find_first_rows(int stages) const {
     constexpr int kCount = (S::kMaxStages * kKeys + kThreads - 1) / kThreads;
     int32_t pages[kCount];  // all loads come before the first use

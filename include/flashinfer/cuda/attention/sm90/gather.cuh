@@ -28,7 +28,7 @@ struct Gatherer {
   int32_t first_page, first_key, end;  // of the request; keys after the end become zeros
   int64_t* table;                      // in shared memory: addresses of a tile's rows, of all warps
 
-  // Looks up the pages of a tile's rows before they are needed. Lane r % 32 has row r.
+  // Look up the pages of a tile's rows before they are needed. Lane r % 32 has row r.
   __device__ __forceinline__ void look_up(int32_t (&pages)[kRounds], int32_t tile) const {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {

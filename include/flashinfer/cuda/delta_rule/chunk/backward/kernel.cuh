@@ -117,7 +117,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     Products::wait(sums);
   }
 
-  // Finishes a value head after its slices, and adds its sums to those of the head of q and k.
+  // Finish a value head after its slices, and add its sums to those of the head of q and k.
   __device__ __forceinline__ void finish_head(const Cursor& at, float scale, GradientSums& sums, float state_dot,
                                               Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads_done % Shape::kHeads];
@@ -144,7 +144,7 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     if (thread < 32 && p.grad_g) this->store_gates(at, shared.q_dots, shared.after);
   }
 
-  // Finishes dq and dk of a chunk.
+  // Finish dq and dk of a chunk.
   __device__ __forceinline__ void finish_chunk(const Cursor& at, Sums& dq, Sums& dk) const {
     const DeltaGradientFactors& factors = shared.factors[at.heads_done % Shape::kHeads];
     if (in.l2norm) {

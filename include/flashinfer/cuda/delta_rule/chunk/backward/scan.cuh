@@ -224,7 +224,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
   }
 };
 
-// Recomputes states and residuals. `number` is the CTA's index among those that recompute.
+// Recompute states and residuals. `number` is the CTA's index among those that recompute.
 template <typename Shape>
 __device__ __forceinline__ void recompute_chunks(const DeltaRuleBackwardParams& p,
                                                  const DeltaBackwardWorkspace& workspace, unsigned char* memory,

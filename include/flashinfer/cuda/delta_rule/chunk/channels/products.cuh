@@ -100,7 +100,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       }
     }
   }
-  // Finishes the products of a value head after its slices, and moves the sums to smem.
+  // Finish the products of a value head after its slices, and move the sums to smem.
   __device__ __forceinline__ void finish_products(const Cursor& at, float scale, GradientSums& sums,
                                                   float (&product)[8]) const {
     this->store_local(shared.p, shared.x, shared.factors, sums.local, scale);

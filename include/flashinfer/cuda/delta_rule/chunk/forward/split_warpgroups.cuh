@@ -160,7 +160,7 @@ struct DeltaTermFlags {
   }
 };
 
-// Prepares terms in three groups of threads, each with one chunk and value head at a time.
+// Prepare terms in three groups of threads, each with one chunk and value head at a time.
 template <typename Shape>
 __device__ __forceinline__ void prepare_chunks(const DeltaRuleParams& p, const DeltaTermFlags& ready, void* memory) {
   using Prepare = DeltaPrepare<typename Shape::T, Shape::kKeys>;
