@@ -14,8 +14,8 @@ inline AllReduceParams moe_call(const Check& check, const Tensor& table, Collect
   AllReduceParams p{};
   p.group = group_of(check, View(table, "workspace"));
   p.dtype = dtype, p.kind = kind_of(dtype, collective);
-  if (most < 1 || most * p.group.ranks > INT32_MAX)
-    check.fail("runtime_max_tokens_per_rank", "got " + std::to_string(most) + ", wanted 1 to 2^31 - 1 over all ranks");
+  if (most < 0 || most * p.group.ranks > INT32_MAX)
+    check.fail("runtime_max_tokens_per_rank", "got " + std::to_string(most) + ", wanted 0 to 2^31 - 1 over all ranks");
   if (row_bytes > INT32_MAX) check.fail("payload", "got rows of more than 2^31 - 1 bytes");
   p.rows = most, p.row_bytes = static_cast<uint32_t>(row_bytes);
   return p;

@@ -178,9 +178,10 @@ class MoeAlltoAll:
     """Exchange of tokens between ranks that have a share of the experts each.
 
     Rank ``r`` of ``n`` has the experts from ``r * num_experts // n`` on. The constructor is a collective call: all
-    ranks get an object, or all raise the same error. Objects of one group share their memory where the first has
-    enough. All calls of a group are in one order, on one stream or on streams that wait for each other, and
-    :meth:`dispatch` and :meth:`combine` alternate. CUDA graphs hold addresses, so the object must outlive them.
+    ranks get an object, or all raise the same error. Objects of one group with workspaces of equal sizes share one, so
+    each layer of a model can make its own object. All calls of a workspace are in one order, on one stream or on streams
+    that wait for each other, and :meth:`dispatch` and :meth:`combine` alternate. CUDA graphs hold addresses, so the
+    object must outlive them.
 
     Args:
         mapping: with ``moe_ep_size`` and ``moe_ep_rank``, such as :class:`Mapping`.
@@ -248,13 +249,15 @@ class MoeAlltoAll:
 
     @staticmethod
     def _shared_region(exchange: Exchange, count: int, device: torch.device) -> _Region:
-        """Return a region that all ranks have, if it suffices, or make one.
+        """Return a region of this size that all ranks have, or make one.
+
+        Engines give paths that run at the same time workspaces of different sizes.
 
         Only the ranks of one group know the same name with their own numbers.
         """
 
         def known() -> set[str]:
-            fits = [one for one in _regions.values() if one.is_usable() and one._slot_bytes >= count]
+            fits = [one for one in _regions.values() if one.is_usable() and one._slot_bytes == whole_areas(count)]
             same = (exchange.size, exchange.rank, device)
             return {one.name for one in fits if (one.world_size, one.rank, one._device) == same}
 
@@ -301,9 +304,8 @@ class MoeAlltoAll:
         tokens, most = token_selected_experts.shape[0], runtime_max_tokens_per_rank
         if region.dispatched is not None:
             raise value_error(op, "workspace", "a second dispatch", "combine() after each dispatch()")
-        if not tokens <= most <= self.max_num_tokens or most < 1:
-            wanted = f"{max(1, tokens)} to {self.max_num_tokens}"
-            raise value_error(op, "runtime_max_tokens_per_rank", most, wanted)
+        if not tokens <= most <= self.max_num_tokens:
+            raise value_error(op, "runtime_max_tokens_per_rank", most, f"{tokens} to {self.max_num_tokens}")
         if not 1 <= len(input_payloads) <= MAX_PAYLOADS:
             raise value_error(op, "input_payloads", f"{len(input_payloads)} tensors", f"1 to {MAX_PAYLOADS}")
         if token_selected_experts.shape[1] != self.top_k:

@@ -13,7 +13,8 @@ import torch
 from flashinfer.comm import allreduce as module
 from flashinfer.comm.allreduce import allreduce_fusion
 from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
-from flashinfer.comm.workspace import EPOCH_WORDS
+from flashinfer.comm.trtllm_ar import QuantizationSFLayout
+from flashinfer.comm.workspace import EPOCH_WORDS, create_allreduce_fusion_workspace
 from flashinfer.errors import GradientError, UnsupportedError
 
 from ..conftest import DTYPES
@@ -41,7 +42,7 @@ def shots(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def ranks_of(device: str) -> list[int]:
-    return [2, 3, 4, 6, 8] if device == "cuda" else [2, 3, 4]
+    return [2, 3, 4, 6, 8] if device == "cuda" else [2, 3, random.randint(4, 8)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -431,6 +432,39 @@ def test_a_residual_in_place_call_after_call(device, make_group):
     group.run(body)
     for residual in residuals:
         assert (residual == size * count).all()
+
+
+def test_forms_of_engines(device):
+    """The keywords of vLLM 0.33.0 and SGLang 0.5.23, with vLLM's aliases."""
+    one = create_allreduce_fusion_workspace(
+        backend="trtllm", world_size=1, rank=0, max_token_num=8, hidden_dim=64, dtype=torch.bfloat16,
+        comm_backend=None, group=None, device=device,
+    )  # fmt: skip
+    assert one.backend == "trtllm" and getattr(one, "mc_ptr", 0) == 0 and one.metadata["use_fp32_lamport"] is False
+    assert one.is_buffer_size_sufficient(1, 8, 64, torch.bfloat16, use_oneshot=True)
+    x, residual = (torch.randn(4, 64, device=device).bfloat16() for _ in range(2))
+    weight = torch.randn(64, device=device).bfloat16()
+    kept, sums_only = x.clone(), dict(pattern=SUM, launch_with_pdl=True, trigger_completion_at_end=False)
+    assert torch.equal(allreduce_fusion(input=x, workspace=one, **sums_only), x)
+    want = normed(x, residual, weight, 1.0)
+    sums = (x.float() + residual.float()).bfloat16()
+    allreduce_fusion(
+        input=x, workspace=one, pattern=NORM, launch_with_pdl=True, output=None, residual_out=residual, norm_out=x,
+        quant_out=None, scale_out=None, residual_in=residual, rms_gamma=weight, rms_eps=EPS, scale_factor=None,
+        layout_code=QuantizationSFLayout.SWIZZLED_128x4, use_oneshot=True, fp32_acc=True, weight_bias=1.0,
+        trigger_completion_at_end=True,
+    )  # fmt: skip
+    assert torch.equal(residual, sums)
+    torch.testing.assert_close(x.double(), want, rtol=8e-3, atol=8e-5)
+    zeros, norm = torch.zeros_like(x), torch.empty_like(x)
+    x.copy_(kept)
+    allreduce_fusion(
+        input=x, workspace=one, pattern=NORM, launch_with_pdl=True, residual_out=x, norm_out=norm, residual_in=zeros,
+        rms_gamma=weight, rms_eps=EPS, fp32_acc=True,
+    )  # fmt: skip
+    assert torch.equal(x, kept)
+    torch.testing.assert_close(norm.double(), normed(kept, zeros, weight, 0.0), rtol=8e-3, atol=8e-5)
+    one.destroy()
 
 
 def test_compiled(device, cold_dynamo):
