@@ -12,7 +12,17 @@ from flashinfer._delta_rule.operators import delta_rule as operator
 
 from .oracle import delta_rule as oracle
 from .oracle import error, inputs
-from .test_chunks_of_half_types import HALVES, bound_of, check, check_gradients, exactly, inputs_of, run
+from .test_chunks_of_half_types import (
+    HALVES,
+    NAMES_OF_SIZES,
+    SIZES,
+    bound_of,
+    check,
+    check_gradients,
+    exactly,
+    inputs_of,
+    run,
+)  # fmt: skip
 
 
 def forgetful(dtype: torch.dtype, device: str, **shape: int) -> dict[str, torch.Tensor]:
@@ -25,23 +35,10 @@ def forgetful(dtype: torch.dtype, device: str, **shape: int) -> dict[str, torch.
 
 
 @pytest.mark.slow_beyond(3)
-@pytest.mark.parametrize(
-    "heads, value_heads, key_dim, value_dim, batch, tokens",
-    [
-        (1, 1, 8, 8, 1, 64),
-        (1, 2, 64, 64, 2, 190),
-        (2, 6, 48, 104, 1, 131),
-        (1, 1, 128, 40, 1, 257),
-        (2, 26, 40, 56, 4, 65),
-        (2, 10, 128, 64, 10, 70),
-        (10, 10, 64, 136, 10, 64),
-        (1, 13, 120, 128, 8, 129),
-    ],
-)
-def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, tokens, device):
+@pytest.mark.parametrize("sizes", [one for one in SIZES if one[2] <= 128], ids=str)
+def test_heads_of_every_size(sizes, device):
     for dtype in HALVES:
-        shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
-        check(forgetful(dtype, device, batch=batch, **shape))
+        check(forgetful(dtype, device, **dict(zip(NAMES_OF_SIZES, sizes, strict=True))))
 
 
 def test_both_gates(device):

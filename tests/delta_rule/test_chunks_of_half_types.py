@@ -101,29 +101,29 @@ def check(given, lengths=None, alike=False, **options) -> None:
     assert error(state, last) < bound
 
 
+NAMES_OF_SIZES = ("heads", "value_heads", "key_dim", "value_dim", "batch", "tokens")
 # CTAs of two, four and eight warps, columns that do not fill the last CTA, one head and many heads.
+SIZES = [
+    (1, 1, 8, 8, 1, 64),
+    (1, 2, 64, 64, 2, 190),
+    (2, 6, 48, 104, 1, 131),
+    (1, 1, 128, 40, 1, 257),
+    (2, 26, 40, 56, 4, 65),
+    (2, 10, 128, 64, 10, 70),
+    (10, 10, 64, 136, 10, 64),
+    (1, 13, 120, 128, 8, 129),
+    (1, 2, 256, 512, 1, 190),
+    (2, 6, 136, 40, 2, 131),
+    (1, 3, 200, 72, 2, 64),
+]
+
+
 @pytest.mark.slow_beyond(6)
-@pytest.mark.parametrize(
-    "heads, value_heads, key_dim, value_dim, batch, tokens",
-    [
-        (1, 1, 8, 8, 1, 64),
-        (1, 2, 64, 64, 2, 190),
-        (2, 6, 48, 104, 1, 131),
-        (1, 1, 128, 40, 1, 257),
-        (2, 26, 40, 56, 4, 65),
-        (2, 10, 128, 64, 10, 70),
-        (10, 10, 64, 136, 10, 64),
-        (1, 13, 120, 128, 8, 129),
-        (1, 2, 256, 512, 1, 190),
-        (2, 6, 136, 40, 2, 131),
-        (1, 3, 200, 72, 2, 64),
-    ],
-)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 @every_gate
-def test_heads_of_every_size(heads, value_heads, key_dim, value_dim, batch, tokens, gate, device):
+def test_heads_of_every_size(sizes, gate, device):
     for dtype in HALVES:
-        shape = dict(heads=heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim, tokens=tokens)
-        check(inputs_of(gate, dtype, device, batch=batch, **shape))
+        check(inputs_of(gate, dtype, device, **dict(zip(NAMES_OF_SIZES, sizes, strict=True))))
 
 
 @pytest.mark.slow_beyond(2)

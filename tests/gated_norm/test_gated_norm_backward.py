@@ -10,7 +10,7 @@ import torch
 import flashinfer
 from flashinfer.errors import GradientError
 
-from ..support.oracle import assert_close, filled
+from ..support.oracle import assert_close, check_bits_for_any_threads, filled
 from .oracle import gated, gradient_terms, wide
 from .test_gated_norm import OPTIONS, grouped
 
@@ -66,13 +66,7 @@ def test_sums_over_rows_are_the_same_in_every_run(dtype, device):
     def gradients() -> tuple[torch.Tensor, ...]:
         return torch.autograd.grad(flashinfer.gated_rmsnorm(*leaves, group_size=32), leaves, grad)
 
-    first, threads = gradients(), torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            assert all(map(torch.equal, gradients(), first))
-    finally:
-        torch.set_num_threads(threads)
+    check_bits_for_any_threads(gradients)
 
 
 def test_second_derivatives_say_that_there_are_none(device):

@@ -1,6 +1,8 @@
-"""Comparisons: errors in units in the last place, and buffers that detect writes outside a tensor."""
+"""Comparisons: errors in units in the last place, bits of several runs, and writes outside a tensor."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -75,3 +77,14 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, device: str, padded: bool
     tensor = Guarded(shape, dtype, device, padded).tensor
     tensor.copy_(torch.randn(shape, dtype=torch.float32).mul_(scale).to(dtype))
     return tensor
+
+
+def check_bits_for_any_threads(compute: Callable[[], Iterable[torch.Tensor]]) -> None:
+    """Check that results have the same bits with one, two and three threads as with all."""
+    first, threads = list(compute()), torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert all(torch.equal(a, b) for a, b in zip(compute(), first, strict=True))
+    finally:
+        torch.set_num_threads(threads)
