@@ -80,7 +80,9 @@ def fresh_seed(record_property: pytest.FixtureRequest) -> int:
     """Draw new inputs in every run. A failure prints the seed, and FLASHINFER_TEST_SEED repeats it."""
     seed = int(os.environ.get("FLASHINFER_TEST_SEED", random.SystemRandom().randrange(2**31)))
     print(f"FLASHINFER_TEST_SEED={seed}")
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed() formats a stack trace without a GPU
+    if "cuda" in DEVICES:
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     return seed
 

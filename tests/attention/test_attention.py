@@ -9,7 +9,16 @@ import torch
 
 import flashinfer
 
-from ..support.attention_oracle import FLOAT8, Paged, assert_near, batch_attention, drawn, indptr_of, int32
+from ..support.attention_oracle import (
+    FLOAT8_CASES,
+    Paged,
+    assert_near,
+    batch_attention,
+    drawn,
+    indptr_of,
+    int32,
+    variant_dtype,
+)
 
 HEADS, KV_HEADS, DIM = 8, 2, 64
 # Decodes, a chunk of a prefill, a request without queries and one without keys.
@@ -45,7 +54,7 @@ def test_mixed_lengths(layout, form, page_size, causal, dtype, device):
         assert torch.equal(got[0], out) and torch.equal(got[1], lse)
 
 
-@pytest.mark.parametrize("kv_dtype", FLOAT8, ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("kv_dtype", FLOAT8_CASES, ids=["e4m3", "e5m2"])
 def test_quantised_keys_and_a_scale(kv_dtype, device):
     paged = Paged(KV_LENS, 16, KV_HEADS, DIM, kv_dtype, device)
     wrapper = flashinfer.BatchAttention()
@@ -58,10 +67,11 @@ def test_quantised_keys_and_a_scale(kv_dtype, device):
 
 
 def test_a_cap_and_scales_of_a_call(device):
-    paged = Paged(KV_LENS, 16, KV_HEADS, DIM, torch.bfloat16, device)
+    dtype = variant_dtype(device)
+    paged = Paged(KV_LENS, 16, KV_HEADS, DIM, dtype, device)
     wrapper = flashinfer.BatchAttention()
-    plan(wrapper, paged, QO_LENS, device, 16, torch.bfloat16, causal=True, logits_soft_cap=1.5)
-    q = drawn((sum(QO_LENS), HEADS, DIM), torch.bfloat16, device)
+    plan(wrapper, paged, QO_LENS, device, 16, dtype, causal=True, logits_soft_cap=1.5)
+    q = drawn((sum(QO_LENS), HEADS, DIM), dtype, device)
     requests = [(k.double() * 0.75, v.double() * 2) for k, v in (paged.request(b) for b in range(len(KV_LENS)))]
     want, want_lse = batch_attention(q, QO_LENS, requests, causal=True, logits_soft_cap=1.5)
     for again in (None, 0, 1.5):

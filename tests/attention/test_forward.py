@@ -11,7 +11,16 @@ import torch
 import flashinfer
 from flashinfer._attention.lists import Scheduler
 
-from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
+from ..support.attention_oracle import (
+    Paged,
+    assert_near,
+    batch_attention,
+    drawn,
+    indptr_of,
+    int32,
+    variant_dtype,
+    workspace,
+)
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 4
 LAYERS: list[dict[str, Any]] = [  # of models with alternating layers
@@ -41,7 +50,7 @@ class Served:
     """A wrapper as engines use it: begin_forward() takes lengths, forward() every other option."""
 
     def __init__(self, kind: str, device: str, **options: Any) -> None:
-        self.kind, self.device = kind, device
+        self.kind, self.device, self.dtype = kind, device, variant_dtype(device)
         wrappers = {
             "decode": flashinfer.BatchDecodeWithPagedKVCacheWrapper,
             "paged": flashinfer.BatchPrefillWithPagedKVCacheWrapper,
@@ -53,10 +62,10 @@ class Served:
     def plan(self, **options: Any) -> None:
         kv_lens = [random.randint(1, 40) for _ in range(3)]
         self.qo_lens = [1 if self.kind == "decode" else random.randint(1, n) for n in kv_lens]
-        self.q = drawn((sum(self.qo_lens), HEADS, DIM), torch.float16, self.device)
-        paged = Paged(kv_lens, PAGE, KV_HEADS, DIM, torch.float16, self.device)
+        self.q = drawn((sum(self.qo_lens), HEADS, DIM), self.dtype, self.device)
+        paged = Paged(kv_lens, PAGE, KV_HEADS, DIM, self.dtype, self.device)
         self.requests = [paged.request(b) for b in range(3)]
-        options = dict(q_data_type=torch.float16) | options
+        options = dict(q_data_type=self.dtype) | options
         if self.kind == "decode":
             self.inputs: tuple[Any, ...] = (paged.cache,)
             self.wrapper.begin_forward(*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, PAGE, **options)
@@ -66,7 +75,7 @@ class Served:
             self.wrapper.begin_forward(*tables, HEADS, KV_HEADS, DIM, PAGE, **options)
         else:
             self.inputs = tuple(
-                torch.cat([request[i] for request in self.requests]).half().to(self.device) for i in range(2)
+                torch.cat([request[i] for request in self.requests]).to(self.dtype).to(self.device) for i in range(2)
             )
             self.wrapper.begin_forward(indptr_of(self.qo_lens), indptr_of(kv_lens), HEADS, KV_HEADS, DIM, **options)
 
@@ -136,17 +145,16 @@ def test_mistakes(device):
 
 def test_sparse_forward_takes_options(device, plans):
     """Callers of 0.2.7 pass options by position after the scales."""
-    rows, columns, block = 3, 4, 8
+    rows, columns, block, dtype = 3, 4, 8, variant_dtype(device)
     q, k, v = (
-        drawn((n * block, h, DIM), torch.float16, device)
-        for n, h in ((rows, HEADS), (columns, KV_HEADS), (columns, KV_HEADS))
+        drawn((n * block, h, DIM), dtype, device) for n, h in ((rows, HEADS), (columns, KV_HEADS), (columns, KV_HEADS))
     )
     blocks = torch.rand(rows, columns) < 0.6
     indptr, indices = indptr_of(blocks.sum(1).tolist()), blocks.nonzero()[:, 1].int()
     mask = blocks.repeat_interleave(block, 0).repeat_interleave(block, 1).to(device)
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     shape = (rows * block, columns * block, block, block, HEADS, KV_HEADS, DIM)
-    wrapper.plan(indptr, indices, *shape, q_data_type=torch.float16)
+    wrapper.plan(indptr, indices, *shape, q_data_type=dtype, o_data_type=dtype)
     for cap, scale in ((None, None), (5.0, 0.3), (None, 0.3)):
         want, _ = batch_attention(q, [len(q)], [(k, v)], [mask], logits_soft_cap=cap, sm_scale=scale)
         assert_near(wrapper.forward(q, k, v, None, None, None, "NONE", False, cap, scale, None, None), want)
@@ -157,7 +165,7 @@ def test_sparse_forward_takes_options(device, plans):
     variable = flashinfer.sparse.VariableBlockSparseAttentionWrapper(workspace(device))
     sizes = torch.full((KV_HEADS, 4), block)
     every = blocks[None].expand(KV_HEADS, -1, -1)
-    variable.plan(every, sizes[:, :rows], sizes, HEADS, KV_HEADS, DIM)
+    variable.plan(every, sizes[:, :rows], sizes, HEADS, KV_HEADS, DIM, q_data_type=dtype)
     inputs = [x.transpose(0, 1).contiguous() for x in (q, k, v)]
     want, _ = batch_attention(q, [len(q)], [(k, v)], [mask], logits_soft_cap=5.0, sm_scale=0.3)
     assert_near(variable.forward(*inputs, "NONE", False, 5.0, 0.3).transpose(0, 1), want)

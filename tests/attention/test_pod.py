@@ -7,7 +7,7 @@ import torch
 
 import flashinfer
 
-from ..support.attention_oracle import Paged, assert_near, attention, batch_attention, drawn, int32
+from ..support.attention_oracle import Paged, assert_near, attention, batch_attention, drawn, int32, variant_dtype
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
 LENS = [40, 0, 7, 129, 300]
@@ -60,10 +60,11 @@ def test_both(layout_p, layout_d, causal, dtype, device):
 
 
 def test_options_of_each(device):
-    paged = Paged(LENS, PAGE, KV_HEADS, DIM, torch.float16, device)
-    wrapper = planned(paged, device, window_left=50, sm_scale=0.2, data_type=torch.float16)
-    given, (q, k, v) = request(torch.float16, device)
-    q_d = drawn((len(LENS), HEADS, DIM), torch.float16, device)
+    dtype = variant_dtype(device)
+    paged = Paged(LENS, PAGE, KV_HEADS, DIM, dtype, device)
+    wrapper = planned(paged, device, window_left=50, sm_scale=0.2, q_data_type=dtype, data_type=dtype)
+    given, (q, k, v) = request(dtype, device)
+    q_d = drawn((len(LENS), HEADS, DIM), dtype, device)
     mask = torch.rand(19, 45) < 0.5
     out_p, out_d = wrapper.run(*given, q_d, paged.cache, mask.to(device), sm_scale_p=0.3, k_scale=0.5, v_scale=2.0)
     assert_near(out_p, attention(q, k, v, mask=mask, sm_scale=0.3)[0])

@@ -17,7 +17,7 @@ F8 = FLOAT8[0]
 PLACES = [
     (device, *rest)
     for device, places in {
-        "cpu": [(torch.float16, torch.float16, (64, 64))],
+        "cpu": [(torch.float32, torch.float32, (64, 64))],
         "cuda": [
             (torch.float16, torch.float16, (64, 64)),
             (torch.bfloat16, torch.bfloat16, (128, 128)),

@@ -12,7 +12,7 @@ import torch
 import flashinfer
 from flashinfer.errors import GradientError
 
-from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, workspace
+from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, variant_dtype, workspace
 
 HEADS, KV_HEADS, DIM, PAGE = 8, 2, 64, 16
 KINDS = ["decode", "prefill"]
@@ -24,7 +24,8 @@ OPTIONS: list[dict[str, Any]] = [
 class Served:
     """Return a planned batch with a request of many keys and one without keys."""
 
-    def __init__(self, kind: str, device: str, dtype: torch.dtype = torch.float16, **options: Any) -> None:
+    def __init__(self, kind: str, device: str, dtype: torch.dtype | None = None, **options: Any) -> None:
+        dtype = dtype or variant_dtype(device)
         kv_lens = [1, random.randint(2, 60), 0, random.randint(1500, 2500), 33]
         self.qo_lens = [1] * 5 if kind == "decode" else [1, 2, 3, 40, 33]
         self.options = {k: v for k, v in options.items() if k not in ("fixed_split_size", "disable_split_kv")}
@@ -94,11 +95,11 @@ def test_runs_with_and_without(kind, device):
 def test_the_wrapper_of_models_with_sinks(device):
     served = Served("prefill", device)
     wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(
-        workspace(device), "NHD", backend="auto", q_data_type=torch.float16, kv_data_type=torch.float16, head_dim_qk=DIM,
+        workspace(device), "NHD", backend="auto", q_data_type=served.q.dtype, kv_data_type=served.q.dtype, head_dim_qk=DIM,
         head_dim_vo=DIM, window_left=20,
     )  # fmt: skip
     tables = indptr_of(served.qo_lens), *served.paged.tables_on("cpu")
-    wrapper.plan(*tables, HEADS, KV_HEADS, DIM, PAGE, causal=True, window_left=20, q_data_type=torch.float16)
+    wrapper.plan(*tables, HEADS, KV_HEADS, DIM, PAGE, causal=True, window_left=20, q_data_type=served.q.dtype)
     requests = [served.paged.request(b) for b in range(len(served.qo_lens))]
     for sm_scale in (0.1, 0.4):
         sinks = torch.randn(HEADS, device=device)

@@ -90,6 +90,7 @@ def test_flash_sigmoid_of_one_request(mask_mode, sigmoid, device):
         assert torch.equal(single(module, q, k, v, SCALE, BIAS, mask_mode=mask_mode), got)
 
 
+@pytest.mark.slow
 def test_flash_sigmoid_of_the_library_saturates_and_keeps_nan(header, device):
     header.write_text("#include <flashinfer/attention/variants.h>\n")
     dtype, scalars = DTYPE[device], [(name, "double") for name in SIGMOID_PARAMETERS[2]]
@@ -243,7 +244,9 @@ WGMMA_SUMS = WGMMA_FORM.replace(
 )
 
 
-@pytest.mark.parametrize("text", [WGMMA_FORM, WGMMA_SUMS], ids=["normalised", "sums"])
+@pytest.mark.parametrize(
+    "text", [WGMMA_FORM, pytest.param(WGMMA_SUMS, marks=pytest.mark.slow)], ids=["normalised", "sums"]
+)
 def test_the_form_of_hopper(text, device):
     """The form serves every backend. Constructor and hooks see the parameters in ``additional_params``."""
     dtype = torch.float16
@@ -308,6 +311,7 @@ def test_an_output_that_the_variant_normalises(kv_len, device):
     torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_outputs_of_sigmoid_attention_in_two_forms(device):
     """Without softmax, both forms of the hook get the same sums. The state is (0, 1)."""
     q, k, v = inputs(torch.float16, device, 3, 900)
@@ -354,6 +358,7 @@ def test_a_mask_a_window_and_a_tensor_to_write_to(device):
 # --- names of variants ---
 
 
+@pytest.mark.slow
 def test_a_builtin_variant_by_name(device):
     """A user may name DefaultAttention with rotated queries and keys (pos_encoding_mode 1)."""
     dtype = torch.float16
@@ -366,6 +371,7 @@ def test_a_builtin_variant_by_name(device):
     assert_near(got, attention(q, k, v, causal=True, **options)[0])
 
 
+@pytest.mark.slow
 def test_three_variants_of_one_name_in_one_process(header, device):
     """The library's FlashSigmoid, a user's variant of the same name, and the user's edited header coexist."""
     q, k, v = inputs(torch.float16, device, 3, 40)

@@ -10,8 +10,8 @@ import torch
 
 import flashinfer
 from flashinfer.utils import get_alibi_slopes, get_indptr
-from tests.conftest import DEVICES
 from tests.support.attention_oracle import (
+    PLACES,
     Paged,
     alibi_slopes,
     assert_near,
@@ -24,13 +24,6 @@ from tests.support.attention_oracle import (
 
 from ..support.plans import num_partial_states
 
-# Only the CPU has float32. One head_dim per dtype limits the number of modules.
-PLACES = [
-    (device, dtype, head_dim)
-    for device in DEVICES
-    for dtype, head_dim in ((torch.float32, 64), (torch.float16, 64), (torch.bfloat16, 128))
-    if (device, dtype) != ("cuda", torch.float32)
-]
 OPTIONS = [
     dict(),
     dict(window_left=5),

@@ -13,9 +13,19 @@ import flashinfer
 from flashinfer.decode import fast_decode_plan
 from flashinfer.errors import UnsupportedError
 
-from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, int32, workspace
+from ..conftest import DEVICES
+from ..support.attention_oracle import (
+    FLOAT8_CASES,
+    Paged,
+    assert_near,
+    batch_attention,
+    drawn,
+    int32,
+    variant_dtype,
+    workspace,
+)
 
-HEADS, KV_HEADS, DIM, DTYPE = 6, 2, 64, torch.bfloat16
+HEADS, KV_HEADS, DIM, DTYPE = 6, 2, 64, variant_dtype(DEVICES[-1])
 
 
 def wrapper_of(device: str, graph: int = 0, **options: Any) -> flashinfer.BatchDecodeWithPagedKVCacheWrapper:
@@ -69,7 +79,7 @@ def test_sinks(device):
     check(wrapper.run(q, paged.cache, sinks=sinks, return_lse=True), q, paged, 3, sinks=sinks, window_left=20)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize("kv_dtype", FLOAT8_CASES, ids=str)
 def test_fp8_caches(kv_dtype, device):
     (paged, q), wrapper = drawn_batch(device, 2, 4, torch.float16, kv_dtype), wrapper_of(device)
     wrapper.plan(

@@ -15,14 +15,10 @@ from flashinfer.errors import GradientError, UnsupportedError
 from flashinfer.xqa import trtllm_batch_decode_with_kv_cache, xqa, xqa_batch_decode_with_kv_cache
 
 from ..conftest import no_synchronisation
-from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, int32
+from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, int32, variant_dtype
 
 HEADS, KV_HEADS, DIM = 6, 2, 64
 E4M3 = torch.float8_e4m3fn
-
-
-def dtype_of(device: str) -> torch.dtype:
-    return torch.float32 if device == "cpu" else torch.float16
 
 
 def poisoned(device: str, size: int = 32 << 20) -> torch.Tensor:
@@ -36,7 +32,7 @@ class Drawn:
     def __init__(self, device: str, lens: list[int], page_size: int = 16, counts: list[int] | None = None,
                  kv_dtype: torch.dtype | None = None, layout: str = "NHD", form: str = "pair", strided: bool = False,
                  dtype: torch.dtype | None = None, heads: tuple[int, int] = (HEADS, KV_HEADS)) -> None:  # fmt: skip
-        dtype = dtype or dtype_of(device)
+        dtype = dtype or variant_dtype(device)
         self.lens, self.counts = lens, counts or [1] * len(lens)
         self.paged = Paged(lens, page_size, heads[1], DIM, kv_dtype or dtype, device, layout, form)
         self.q = drawn((sum(self.counts), heads[0], DIM), dtype, device)
@@ -97,7 +93,7 @@ def test_groups_of_heads(heads, device):
 @pytest.mark.parametrize("kind", ["numbers", "tensors"])
 def test_caches_of_8_bits(q_len, kind, device):
     lens = drawn_lens(q_len)
-    batch = Drawn(device, lens, counts=[q_len] * len(lens), kv_dtype=E4M3, dtype=torch.bfloat16)
+    batch = Drawn(device, lens, counts=[q_len] * len(lens), kv_dtype=E4M3, dtype=torch.float16)
     scales = dict(bmm1_scale=0.7 * DIM**-0.5, bmm2_scale=1.7)
     if kind == "tensors":
         scales = {name: torch.tensor(number, device=device) for name, number in scales.items()}
@@ -203,8 +199,9 @@ def test_masks_in_a_window(device):
     assert_near(got, batch.wanted(window_left=3))
 
 
+@pytest.mark.slow
 def test_masks_with_caches_of_8_bits(device):
-    batch = Drawn(device, [20, 900], counts=[5, 5], kv_dtype=E4M3, dtype=torch.bfloat16)
+    batch = Drawn(device, [20, 900], counts=[5, 5], kv_dtype=E4M3, dtype=torch.float16)
     masks = [torch.rand(5, 5) < 0.5 for _ in "12"]
     bits = packed(masks, 2).view(2, 5, 2).to(device)
     scale = torch.tensor(0.2, device=device)
@@ -220,7 +217,7 @@ def test_masks_with_caches_of_8_bits(device):
 def test_one_graph_serves_any_lengths(form, device):
     q_len, most, page_size, count = 1 if form == "one query" else 4, 3000, 16, 9
     pages = count * -(-most // page_size) + 2
-    dtype = dtype_of(device)
+    dtype = variant_dtype(device)
     q = torch.zeros(count * q_len, HEADS, DIM, dtype=dtype, device=device)
     cache = torch.zeros(pages, 2, page_size, KV_HEADS, DIM, dtype=dtype, device=device)
     table = torch.zeros(count, -(-most // page_size), dtype=torch.int32, device=device)
@@ -269,7 +266,7 @@ def test_the_form_of_xqa(device):
     lens, scale = [1, 77, 2000], 0.9
     for q_len, window in ((1, 0), (1, 50), (4, 50)):
         counts = [q_len] * len(lens)
-        batch = Drawn(device, [max(n, q_len) for n in lens], counts=counts, kv_dtype=E4M3, dtype=torch.bfloat16)
+        batch = Drawn(device, [max(n, q_len) for n in lens], counts=counts, kv_dtype=E4M3, dtype=torch.float16)
         given, sinks = batch.arguments, torch.randn(KV_HEADS, HEADS // KV_HEADS, device=device)
         shape = (len(lens), 1, HEADS, DIM) if q_len == 1 else (len(lens), 1, q_len, HEADS, DIM)
         output = torch.full_like(batch.q, math.nan).view(shape)
@@ -288,7 +285,7 @@ def test_the_form_of_xqa(device):
 
 
 def test_the_form_of_trtllm(device):
-    batch = Drawn(device, drawn_lens(), layout="HND", form="one", kv_dtype=E4M3, dtype=torch.bfloat16)
+    batch = Drawn(device, drawn_lens(), layout="HND", form="one", kv_dtype=E4M3, dtype=torch.float16)
     given = [batch.arguments[n] for n in ("query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens")]
     want = batch.wanted(sm_scale=0.2, window_left=600) * 1.1
     got = trtllm_batch_decode_with_kv_cache(

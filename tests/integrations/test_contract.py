@@ -15,11 +15,21 @@ import torch
 import flashinfer
 from flashinfer.decode import fast_decode_plan
 
-from ..support.attention_oracle import Paged, assert_near, batch_attention, drawn, indptr_of, int32, workspace
+from ..conftest import DEVICES
+from ..support.attention_oracle import (
+    Paged,
+    assert_near,
+    batch_attention,
+    drawn,
+    indptr_of,
+    int32,
+    variant_dtype,
+    workspace,
+)
 from ..support.plans import plan_of
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
-DTYPE = torch.float16
+DTYPE = variant_dtype(DEVICES[-1])
 
 
 def batch(device: str, lens: list[int], page_size: int = 1) -> tuple[Paged, torch.Tensor]:
@@ -186,7 +196,7 @@ def test_one_query_of_each_request(device):
 @pytest.mark.parametrize("graph", [0, 2])
 def test_the_output_keeps_its_dtype(graph, device):
     """fast_decode_plan() has no o_data_type. It keeps the dtype of the last plan."""
-    wrapper, (paged, _) = decode(device, graph=graph), batch(device, [5, 9])
+    wrapper, paged = decode(device, graph=graph), Paged([5, 9], 1, KV_HEADS, DIM, torch.float16, device)
     arguments = (*paged.tables_on("cpu"), HEADS, KV_HEADS, DIM, 1)
     wrapper.plan(*arguments, q_data_type=torch.float16, o_data_type=torch.bfloat16)
     fast_decode_plan(wrapper, *arguments, q_data_type=torch.float16)

@@ -182,6 +182,7 @@ def test_compiled_decoding_is_one_graph(kind, ours, device):
     assert graphs == 1 if kind == "llama" else graphs <= 3
 
 
+@pytest.mark.slow
 def test_inductor(ours, device):
     pair = Pair("llama", (device, torch.bfloat16), num_hidden_layers=1)
     pair.model.set_attn_implementation(ours)
@@ -215,6 +216,7 @@ def test_gradients(kind, padding, ours, device):
         assert (grads[0][name] - want).abs().max() <= limit * want.abs().max(), name
 
 
+@pytest.mark.slow
 def test_compiled_training_is_one_graph(ours, device):
     """Under torch.compile models make a mask for each request. The graphs are Dynamo's: Inductor cuts by sizes, too."""
     pair = Pair("llama", (device, torch.float32 if device == "cpu" else torch.float16), num_hidden_layers=1)

@@ -210,6 +210,7 @@ def publish(directory: Path, folder: Path) -> None:
     shutil.copytree(directory, folder / "decode_cpu")
 
 
+@pytest.mark.slow
 def test_the_module_of_a_call(python, tmp_path, built, compilers_started):
     """A call gets an exact artifact, else a dispatching one that covers it, else a new build."""
     publish(built("40", "72"), tmp_path / "aot")
@@ -232,6 +233,7 @@ def test_the_module_of_a_call(python, tmp_path, built, compilers_started):
     assert compilers_started() == before + 4
 
 
+@pytest.mark.slow
 def test_one_dispatching_module_of_two_in_a_process(python, tmp_path, built):
     """Operators are registered once: the second directory's module is skipped, and an exact one is needed."""
     for folder, head_dims in (("a", ("40", "72")), ("b", ("80",))):

@@ -279,6 +279,7 @@ def test_the_compilers_of_a_killed_worker_end_with_it(cluster, modules, tmp_path
     assert "1 built" in client.communicate(timeout=600)[1] and client.returncode == 0, "a later worker built it"
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves(cluster, modules, tmp_path):
     """A worker leaves in the middle of a compile. Its module goes to the other worker."""
     _, file = modules(6)

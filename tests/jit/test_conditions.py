@@ -70,6 +70,7 @@ def fault_run(tmp_path: Path, make_spec: Callable) -> Callable[..., None]:
     return run
 
 
+@pytest.mark.slow
 def test_standard_error_is_closed(fault_run):
     fault_run("exec 2>&-")
 
@@ -129,6 +130,7 @@ def test_a_namespace_of_users_without_root(fault_run):
     fault_run(outer=["unshare", "-U"], CXX=shutil.which("g++"))
 
 
+@pytest.mark.slow
 def test_no_home(fault_run, after):
     """Without a variable and an account, modules go to a temporary directory."""
     nobody = ["unshare", "-U", f"--map-user={NOBODY}"]

@@ -11,8 +11,8 @@ import torch
 import flashinfer
 from flashinfer._attention.signature import CallArguments, Parameters
 from flashinfer.errors import GradientError
-from tests.conftest import DEVICES
 from tests.support.attention_oracle import (
+    PLACES,
     Paged,
     assert_near,
     attention,
@@ -27,13 +27,6 @@ from tests.support.opcheck import opcheck
 
 from ..support.plans import num_partial_states
 
-# Only the CPU has float32. One head_dim per dtype limits the number of modules.
-PLACES = [
-    (device, dtype, head_dim)
-    for device in DEVICES
-    for dtype, head_dim in ((torch.float32, 64), (torch.float16, 64), (torch.bfloat16, 128))
-    if (device, dtype) != ("cuda", torch.float32)
-]
 OPTIONS = [
     dict(window_left=5),
     dict(causal=True, window_left=0),
@@ -176,8 +169,8 @@ def test_output_of_another_dtype(small):
     "dtype, kv_dtype, head_dim",
     [
         (torch.float16, torch.float8_e4m3fn, 64),
-        (torch.float16, torch.float8_e5m2, 64),
-        (torch.bfloat16, torch.float8_e4m3fn, 128),
+        pytest.param(torch.float16, torch.float8_e5m2, 64, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, torch.float8_e4m3fn, 128, marks=pytest.mark.slow),
     ],
     ids=str,
 )

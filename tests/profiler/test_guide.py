@@ -6,11 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from flashinfer.profiler import EVENT_NAMES
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "profiling.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_program_runs(tmp_path, monkeypatch):
     (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     monkeypatch.chdir(tmp_path)

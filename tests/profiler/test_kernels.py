@@ -80,6 +80,8 @@ def prefill(device: str, on: bool) -> Run:
 
 
 FAMILIES = {"mla": mla, "attention": attention, "decode": decode, "prefill": prefill}
+# The module of latent attention takes the longest to compile.
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name == "mla" else []) for name in FAMILIES]
 
 
 def guarded(size: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,7 +111,7 @@ def check_events(recording: Recording) -> int:
     return sum(len(track.records) for track in recording.tracks)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_events_are_pairs_and_results_the_same(name, device):
     run = FAMILIES[name](device, True)
     memory, buffer = guarded(1 << 20, device)
@@ -127,7 +129,7 @@ def test_events_are_pairs_and_results_the_same(name, device):
     assert torch.equal(run(False, None)[0], out)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_buffer_that_is_too_small_loses_events_and_nothing_else(name, device):
     run = FAMILIES[name](device, True)
     out, lse = run(False, None)
@@ -155,7 +157,7 @@ def test_a_buffer_that_is_too_small_loses_events_and_nothing_else(name, device):
     check_guards(memory)
 
 
-@pytest.mark.parametrize("name", ["mla", "attention"])
+@pytest.mark.parametrize("name", NAMES[:2])
 def test_checks_of_buffers(name, device):
     run = FAMILIES[name](device, True)
     for buffer, error, text in (
@@ -203,6 +205,7 @@ def test_attach_takes_wrappers_and_buffers(device):
             profiler.attach(*arguments)
 
 
+@pytest.mark.slow
 def test_a_wrapper_that_plans_with_a_buffer_attached_needs_no_other(device):
     """Also wrappers with ``use_profiler``. After detaching, the next plan has kernels without events."""
     batch = Batch([1, 1], [40, 9], 16, PAGE, torch.bfloat16, device)

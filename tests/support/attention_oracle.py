@@ -6,12 +6,29 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
+
+from ..conftest import DEVICES
 
 # Largest error of an output row relative to its norm, and largest error of lse.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 LSE_TOLERANCE = 1e-3
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# One type of 8 bits is enough for the desk, because kernels differ only in the conversion.
+FLOAT8_CASES = [FLOAT8[0], pytest.param(FLOAT8[1], marks=pytest.mark.slow)]
+# Devices, dtypes and head sizes. Only the CPU has float32. One size per dtype limits the number of modules.
+PLACES = [
+    (device, dtype, head_dim)
+    for device in DEVICES
+    for dtype, head_dim in ((torch.float32, 64), (torch.float16, 64), (torch.bfloat16, 128))
+    if (device, dtype) != ("cuda", torch.float32)
+]
+
+
+def variant_dtype(device: str) -> torch.dtype:
+    """Return the dtype of queries in tests of soft caps, ALiBi and RoPE. One dtype limits the number of modules."""
+    return torch.float32 if device == "cpu" else torch.float16
 
 
 def visible(

@@ -125,6 +125,7 @@ def test_twelve_plans_make_two_graphs_at_most(name, dynamic, device):
     assert 1 <= graphs() <= 2, sample.plan_numbers
 
 
+@pytest.mark.slow  # builds two modules
 @pytest.mark.parametrize("name", OWN)
 def test_custom_variants(name, device):
     sample = own_variants(device)[name]

@@ -19,7 +19,7 @@ from torch.utils._device import _device_constructors
 
 import flashinfer
 
-from ..support.attention_oracle import int32, workspace
+from ..support.attention_oracle import int32, variant_dtype, workspace
 from ..support.attention_samples import samples, tables
 from ..support.mla_samples import SCALE, Batch
 from ..support.samples import attention_cases, public_cases
@@ -115,7 +115,7 @@ def test_plans_of_sparse_masks(causal, device):
 
 def test_uncached_alibi_slopes(device):
     """Slopes are cached by number of heads, so the test uses a new number."""
-    q, k, v = (torch.randn(9, 23, 64, device=device).half() for _ in range(3))
+    q, k, v = (torch.randn(9, 23, 64, device=device).to(variant_dtype(device)) for _ in range(3))
     with torch.device("meta"):
         got = flashinfer.single_prefill_with_kv_cache(q, k, v, pos_encoding_mode="ALIBI")
         assert flashinfer.utils.get_alibi_slopes(23).device.type == "cpu"

@@ -18,7 +18,7 @@ from flashinfer.jit.modules.cascade import gen_cascade_module
 from flashinfer.jit.modules.norm import gen_norm_module
 from flashinfer.jit.specjson import to_json
 
-from ..support.attention_oracle import assert_near, attention, drawn, workspace
+from ..support.attention_oracle import assert_near, attention, drawn, variant_dtype, workspace
 from ..support.tree import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +195,7 @@ for _ in range(3):
 
 def test_alibi_in_a_capture_reads_nothing_from_the_host(device):
     """Slopes are computed on the device. A GPU replays with new values."""
-    q, k, v = (drawn((n, h, 64), torch.float16, device) for n, h in ((7, 6), (19, 2), (19, 2)))
+    q, k, v = (drawn((n, h, 64), variant_dtype(device), device) for n, h in ((7, 6), (19, 2), (19, 2)))
     run = lambda: flashinfer.single_prefill_with_kv_cache(q, k, v, pos_encoding_mode="ALIBI")  # noqa: E731
     flashinfer.warmup(run)
     graph = None
@@ -204,7 +204,7 @@ def test_alibi_in_a_capture_reads_nothing_from_the_host(device):
         with torch.cuda.graph(graph):
             out = run()
     for _ in range(3):
-        q.copy_(drawn(q.shape, torch.float16, device))
+        q.copy_(drawn(q.shape, q.dtype, device))
         if graph is None:
             out = run()
         else:

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_the_code_runs():
     """The blocks are one program, on the GPU if there is one."""
     torch._dynamo.reset()
