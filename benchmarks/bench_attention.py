@@ -7,7 +7,10 @@ each counts, because other processes only add time.
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +59,18 @@ DECODE = {
         ([4096] * 64, 32, 8, 128, 1),
     ],
 }
+INVARIANT = "FLASHINFER_BATCH_INVARIANT"
+
+
+@contextmanager
+def batch_invariant() -> Iterator[None]:
+    os.environ[INVARIANT] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[INVARIANT]
+
+
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}
 
 
@@ -115,12 +130,19 @@ def decode(case: tuple, name: str, device: str, report: Report) -> None:  # type
     q = torch.randn(batch, qo_heads, dim, device=device).to(dtype)
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(128 << 20, dtype=torch.uint8, device=device))
     indices = torch.randperm(sum(pages), device=device).int()
-    wrapper.plan(
-        torch.tensor([0, *pages], device=device).cumsum(0).int(),
-        indices,
-        torch.tensor([(length - 1) % page_size + 1 for length in lengths], dtype=torch.int32, device=device),
-        qo_heads, kv_heads, dim, page_size, q_data_type=dtype,
-    )  # fmt: skip
+    fixed = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(512 << 20, dtype=torch.uint8, device=device))
+
+    def plan(planned: flashinfer.BatchDecodeWithPagedKVCacheWrapper) -> None:
+        planned.plan(
+            torch.tensor([0, *pages], device=device).cumsum(0).int(),
+            indices,
+            torch.tensor([(length - 1) % page_size + 1 for length in lengths], dtype=torch.int32, device=device),
+            qo_heads, kv_heads, dim, page_size, q_data_type=dtype,
+        )  # fmt: skip
+
+    plan(wrapper)
+    with batch_invariant():
+        plan(fixed)
     equal = min(lengths) == max(lengths)
     # Flash attention takes no mask: on CUDA torch gets the same number of requests with the mean length.
     keys = max(lengths) if equal or device == "cpu" else sum(lengths) // batch
@@ -149,13 +171,25 @@ def decode(case: tuple, name: str, device: str, report: Report) -> None:  # type
     def unplanned(i: int) -> None:
         xqa_batch_decode_with_kv_cache(q, caches[i], memory, table, lens, max(lengths), dim**-0.5, out=out)
 
-    unplanned(0)
-    mine, peer = both(unplanned, lambda i: wrapper.run(q, caches[i], out=out), n, device)
-    report.add(
-        "GB/s", total / mine / 1e9, {"with a plan": total / peer / 1e9}, more={"ms": mine * 1e3},
-        name="decode without a plan", batch=batch, keys=sum(lengths), longest=max(lengths),
-        heads=f"{qo_heads}/{kv_heads}", head_dim=dim, page_size=page_size, dtype=name,
-    )  # fmt: skip
+    def invariant(i: int) -> None:
+        with batch_invariant():
+            unplanned(i)
+
+    def planned(i: int) -> None:
+        wrapper.run(q, caches[i], out=out)
+
+    for label, ours, against, other in (
+        ("decode without a plan", unplanned, planned, "with a plan"),
+        ("decode, batch invariant", lambda i: fixed.run(q, caches[i], out=out), planned, "balanced"),
+        ("decode without a plan, batch invariant", invariant, unplanned, "balanced"),
+    ):
+        ours(0)
+        mine, peer = both(ours, against, n, device)
+        report.add(
+            "GB/s", total / mine / 1e9, {other: total / peer / 1e9}, more={"ms": mine * 1e3}, name=label, batch=batch,
+            keys=sum(lengths), longest=max(lengths), heads=f"{qo_heads}/{kv_heads}", head_dim=dim,
+            page_size=page_size, dtype=name,
+        )  # fmt: skip
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ._attention.accepted import check_backend, check_hints, check_queries, check_run
+from ._attention.accepted import check_backend, check_hints, check_queries, check_run, default_rule
 from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
 from ._attention.engines import equal_offsets, fast_decode_plan
@@ -304,6 +304,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             (pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
             (fixed_split_size, disable_split_kv),
             page_size,
+            default=default_rule(not self._use_cuda_graph),
         )
         indptr = index_table(op, "indptr", indptr)
         indices, last = index_table(op, "indices", indices), index_table(op, "last_page_len", last_page_len)

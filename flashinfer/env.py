@@ -348,6 +348,9 @@ JIT_TIMEOUT: Variable[float | None] = Variable(
     lambda: None,
     "no limit",
 )
+BATCH_INVARIANT = _flag(
+    "FLASHINFER_BATCH_INVARIANT", "Give each row the same bits in every batch, at a cost. See docs/batch-invariance.md."
+)
 LOGGING_LEVEL: Variable[str] = Variable(
     "FLASHINFER_LOGGING_LEVEL",
     "Level of the logger `flashinfer`.",

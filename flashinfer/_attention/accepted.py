@@ -13,15 +13,21 @@ from .._compat.refused import FP4, TRTLLM_GEN, Reason
 from .._ops.arguments import check_as_planned, check_items
 from .._ops.numbers import check_option, positive, whole
 from .._ops.tensors import check_count, check_tensor
+from ..env import BATCH_INVARIANT
 from ..errors import UnsupportedError
-from .plan import SplitRule
+from .plan import BALANCED, SplitRule
 from .tables import INT32_MAX
 
 _BLOCK_TABLES = Reason("kernels that read block tables", "pass pages as indptr and indices")
 
 
-def split_rule_of(op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int) -> SplitRule:
-    """Return the rule of ``fixed_split_size`` (pages) and ``disable_split_kv``.
+INVARIANT_KEYS = 2048  # of a split of decode in batch-invariant mode
+
+
+def split_rule_of(
+    op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int, default: SplitRule = BALANCED
+) -> SplitRule:
+    """Return the rule of ``fixed_split_size`` (pages) and ``disable_split_kv``, or ``default`` without either.
 
     The second one has priority.
     """
@@ -30,7 +36,18 @@ def split_rule_of(op: str, fixed_split_size: int | None, disable_split_kv: bool 
         positive(op, "fixed_split_size", size)
     if disable_split_kv:
         return SplitRule(split=False)
-    return SplitRule(kv_chunk=min(size * page_size, INT32_MAX) if size > 0 else 0)
+    return SplitRule(kv_chunk=min(size * page_size, INT32_MAX)) if size > 0 else default
+
+
+def default_rule(few_queries: bool) -> SplitRule:
+    """Return the rule of a plan without an option.
+
+    In batch-invariant mode, keys of few queries are split at fixed places. Partial states of many queries would take
+    too much memory, and so would the lists of captured graphs.
+    """
+    if not BATCH_INVARIANT.get():
+        return BALANCED
+    return SplitRule(kv_chunk=INVARIANT_KEYS) if few_queries else SplitRule(split=False)
 
 
 def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object, **hints: object) -> None:

@@ -20,6 +20,7 @@ from .arguments import NON_CAUSAL
 from .kernels import CallProperties, can_be_loaded
 from .lists import Lists, Shape
 from .operators import OF_BATCH, Operators, builtin_operators, custom_operators, named, number_of_variant
+from .planner import FIXED_TILE_ROWS
 from .signature import HostTables
 
 ALIGNMENT = 32  # bytes, of the lists
@@ -42,14 +43,16 @@ class Kernels(NamedTuple):
 
 @lru_cache(maxsize=256)
 def kernels_of(
-    op: str, shape: Shape, q_len: int, mask: str, device: torch.device, family: str, soft_cap: bool = False
-) -> Kernels:
+    op: str, shape: Shape, q_len: int, mask: str, device: torch.device, family: str, soft_cap: bool = False,
+    invariant: bool = False,
+) -> Kernels:  # fmt: skip
     """Return the kernels for at most ``q_len`` queries of each request.
 
     Args:
         mask: a variant of :data:`flashinfer.jit.modules._attention.MASKS`, or ``""``.
         family: ``decode``, whose requests have one query, or ``prefill``.
         soft_cap: the variant without a mask caps logits.
+        invariant: neither tiles nor splits depend on the batch. One worker splits nothing.
 
     Raises:
         ValueError: dtypes or sizes without kernels.
@@ -58,11 +61,12 @@ def kernels_of(
         operators = _operators(shape, mask, device, family, soft_cap)
     except ValueError as err:
         raise named(op, err, OF_BATCH) from None
-    tile_rows, workers = _limits(operators, shape, q_len, device)
+    fixed = FIXED_TILE_ROWS if invariant and family == "prefill" else 0
+    tile_rows, workers = _limits(operators, shape, q_len, device, fixed)
     most_rows = MASK_ROWS_WIDE if shape.head_dim_vo > 256 else MASK_ROWS
     if mask and tile_rows > most_rows:
         tile_rows, workers = _limits(operators, shape, q_len, device, most_rows)
-    return Kernels(operators, tile_rows, workers)
+    return Kernels(operators, tile_rows, 1 if invariant else workers)
 
 
 def _operators(shape: Shape, mask: str, device: torch.device, family: str, soft_cap: bool) -> Operators:

@@ -18,6 +18,7 @@ from .._ops.dtypes import dtype_of, is_fp8
 from .._ops.errors import value_error
 from .._ops.numbers import check_option, check_range, finite, positive, whole
 from .._ops.tensors import check_metadata
+from ..env import BATCH_INVARIANT
 from ..errors import UnsupportedError
 from .arguments import CAUSAL, NON_CAUSAL, check_sinks, no_gradient, rows_of
 from .batch_schedule import kernels_of, places_of, schedule
@@ -145,7 +146,7 @@ def trtllm_fmha_v2_prefill(
     lse = torch.empty(tokens, shape.num_qo_heads, dtype=torch.float32, device=q.device) if save_softmax_stats else None
     if tokens > 0:
         variant = "" if not mask.chunk else "chunk_mask_soft_cap" if cap > 0 else "chunk_mask"
-        kernels = kernels_of(op, shape, longest, variant, q.device, "prefill", cap > 0)
+        kernels = kernels_of(op, shape, longest, variant, q.device, "prefill", cap > 0, BATCH_INVARIANT.get())
         places = places_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
         made = schedule(
             op, workspace_buffer, shape, kernels, places, as_int32(seq_lens), cum_seq_lens_q.contiguous(), tokens,

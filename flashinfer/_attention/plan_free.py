@@ -16,6 +16,7 @@ from .._ops.dtypes import is_fp8
 from .._ops.errors import value_error
 from .._ops.numbers import check_range, finite, positive, whole
 from .._ops.tensors import check_device, check_metadata, check_tensor
+from ..env import BATCH_INVARIANT
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache, check_sinks, layout_of, no_gradient, rows_of
 from .batch_schedule import Kernels, Places, kernels_of, places_of, schedule
 from .lists import Shape
@@ -144,7 +145,7 @@ def _prepare(
         key = (
             kv_layout, query.shape, query.dtype, query.device, k.shape, k.dtype, v.shape, v.dtype, block_tables.shape,
             block_tables.stride(), block_tables.dtype, seq_lens.shape, seq_lens.dtype, queries.longest, starts,
-            queries.mask is None,
+            queries.mask is None, BATCH_INVARIANT.get(),
         )  # fmt: skip
         known = _known.get(key)
     except (AttributeError, RuntimeError, TypeError):  # arguments that the checks refuse
@@ -182,8 +183,10 @@ def _checked(
     shape = Shape(num_qo_heads, heads, head_dim, head_dim, query.dtype, k.dtype, query.dtype)
     kernels = places = None
     if query.numel() > 0:
-        mask = "" if queries.mask is None else "draft_mask"
-        kernels = kernels_of(op, shape, longest, mask, query.device, "decode" if longest == 1 else "prefill")
+        mask, invariant = "" if queries.mask is None else "draft_mask", BATCH_INVARIANT.get()
+        # A neighbour may have more queries, unless the caller gives all requests the same number.
+        family = "decode" if longest == 1 and not (invariant and queries.indptr is not None) else "prefill"
+        kernels = kernels_of(op, shape, longest, mask, query.device, family, invariant=invariant)
         places = places_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
     return Prepared(layout, shape, columns * page_size if num_pages else 0, kernels, places)
 

@@ -18,7 +18,7 @@ from .accepted import split_rule_of
 from .arguments import CAUSAL, NON_CAUSAL, logits_of
 from .lists import HostPlan, Scheduler, Shape
 from .masks import NO_MASK_REQUEST, MaskRequest
-from .plan import Options, SplitRule
+from .plan import BALANCED, Options, SplitRule
 from .signature import HostTables
 from .tables import Tables, check_batch_size, check_pages, on_host, refuse_graph
 
@@ -68,25 +68,32 @@ SplitOptions = tuple[int | None, bool]  # fixed_split_size, disable_split_kv
 
 
 def kind_of(
-    op: str, sizes: Sizes, dtypes: Dtypes, causal: bool, logits: LogitOptions, split: SplitOptions, *page_size: int
-) -> PlanKind:
-    """Return the checked arguments of a plan. ``page_size``: only for a paged cache.
+    op: str, sizes: Sizes, dtypes: Dtypes, causal: bool, logits: LogitOptions, split: SplitOptions, *page_size: int,
+    default: SplitRule = BALANCED,
+) -> PlanKind:  # fmt: skip
+    """Return the checked arguments of a plan.
+
+    Args:
+        page_size: only for a paged cache.
+        default: the rule without an option of ``split``.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
     """
-    return _kind_of(op, causal, *sizes, *dtypes, *logits, *split, *page_size)
+    return _kind_of(op, causal, *sizes, *dtypes, *logits, *split, *default, *page_size)
 
 
 @cached_by_value
 def _kind_of(op: str, causal: bool, *values: Any) -> PlanKind:
     # Values in one row, because the cache distinguishes the types of values, not of those in a tuple.
-    sizes, dtypes, logits, page_size = values[:4], values[4:7], values[7:13], values[15:]
+    sizes, dtypes, logits, page_size = values[:4], values[4:7], values[7:13], values[17:]
     fixed_split_size, disable_split_kv = values[13:15]
     shape = Shape.of(op, *sizes, *dtypes)
     checked = logits_of(op, shape.head_dim_qk, *logits)
     size = positive(op, "page_size", *page_size) if page_size else None
-    split_rule = split_rule_of(op, fixed_split_size, disable_split_kv, 1 if size is None else size)
+    split_rule = split_rule_of(
+        op, fixed_split_size, disable_split_kv, 1 if size is None else size, SplitRule(*values[15:17])
+    )
     return PlanKind(shape, Options(checked, CAUSAL if causal else NON_CAUSAL), split_rule, size)
 
 

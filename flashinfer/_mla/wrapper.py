@@ -8,10 +8,12 @@ from typing import NoReturn
 
 import torch
 
+from .._attention.accepted import default_rule
 from .._attention.arguments import no_gradient, rows_of
 from .._attention.bound import LastRun
 from .._attention.lists import Scheduler
 from .._attention.plan import NoCopies
+from .._attention.planner import FIXED_TILE_ROWS
 from .._attention.request import cached_by_value
 from .._attention.signature import HostTables, PlanNumbers
 from .._attention.tables import INT32_MAX, Tables, check_batch_size, check_indices, on_host
@@ -122,8 +124,9 @@ class MlaWrapper(NoCopies):
         """
         op = self._scheduler.op
         dtype, kv_dtype, numbers = kind_of(
-            op, self.device, *head_dims, last_page, num_heads, page_size, causal, sm_scale, q_data_type, kv_data_type
-        )
+            op, self.device, *head_dims, last_page, num_heads, page_size, causal, sm_scale, q_data_type, kv_data_type,
+            *default_rule(not self._use_cuda_graph),
+        )  # fmt: skip
         queries = None if last_page else index_table(op, names[0], qo_indptr)
         indptr, indices = index_table(op, names[1], kv_indptr), index_table(op, names[2], kv_indices)
         given_lens = index_table(op, names[3], kv_lens)
@@ -271,6 +274,8 @@ def kind_of(
     sm_scale: float,
     q_data_type: torch.dtype | str,
     kv_data_type: torch.dtype | str,
+    split: bool,
+    kv_chunk: int,
 ) -> tuple[torch.dtype, torch.dtype, PlanNumbers]:
     """Return the checked dtypes and numbers of a plan. All heads of a query read one head of keys.
 
@@ -284,7 +289,11 @@ def kind_of(
         positive(op, name, number)
     positive_real(op, "sm_scale", sm_scale, MOST_SCALE)
     mask_mode = int(bool(causal))
-    numbers = PlanNumbers(num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=mask_mode, page_size=page_size)
+    tile_rows = 0 if split and kv_chunk == 0 else FIXED_TILE_ROWS
+    numbers = PlanNumbers(
+        num_heads, 1, head_dim_ckv, head_dim_ckv, 0, 0, 0, mask_mode=mask_mode, tile_rows=tile_rows, split=int(split),
+        kv_chunk=kv_chunk, page_size=page_size,
+    )  # fmt: skip
     return dtype, kv_dtype, numbers
 
 

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include <flashinfer/common/invariance.h>
 #include <flashinfer/common/norm.h>
 #include <flashinfer/cuda/host/launch.cuh>
 #include <flashinfer/cuda/tile/convert.cuh>
@@ -263,7 +264,7 @@ inline dim3 row_block(int64_t num_vecs, int vecs = kVecsPerThread) {
 }
 
 // Launch the vector kernel if every row is aligned to vectors and fits into registers, else the other one.
-// `few` is the vector kernel for rows that do not fill the GPU: a thread holds one vector.
+// `few` is the vector kernel for rows that do not fill the GPU: a thread holds fewer vectors. It adds in another order.
 template <typename T, typename Params, typename... Strides>
 void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Params)> few, void (*any_kernel)(Params),
                  const Params& p, const Launch& where, std::initializer_list<const void*> pointers,
@@ -273,7 +274,8 @@ void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Para
     launch(any_kernel, dim3(p.num_rows), dim3(p.hidden_size >= 512 ? 512 : 128), where, p);
     return;
   }
-  const bool are_few = few && num_vecs <= kMaxThreads * kFewVecs && p.num_rows <= device_info(where.device).num_sms;
+  const bool are_few = few && num_vecs <= kMaxThreads * kFewVecs && p.num_rows <= device_info(where.device).num_sms &&
+                       !batch_invariant();
   const dim3 block = row_block(num_vecs, are_few ? kFewVecs : kVecsPerThread);
   launch(are_few ? few : vector_kernel, dim3((p.num_rows + block.y - 1) / block.y), block, where, p);
 }
