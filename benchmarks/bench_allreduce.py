@@ -107,6 +107,30 @@ def calls_in_graph(shape: Shape) -> int:
     return 100 if shape.bytes <= 1 << 20 else 20 if shape.bytes <= 1 << 24 else 4
 
 
+def medians(
+    calls: dict[str, Call], count: int, rounds: int, stream: torch.cuda.Stream, begin: torch.Tensor
+) -> dict[str, float]:
+    """Return the median microseconds of each call, in graphs of `count` calls.
+
+    The graphs are freed on return: NCCL's communicator waits for them when it is destroyed.
+    """
+    graphs = {name: captured(call, count, stream) for name, call in calls.items()}
+    times = {name: list[float]() for name in calls}
+    for _ in range(rounds):
+        for name, graph in graphs.items():  # in turns: each peer sees the same clocks
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            with torch.cuda.stream(stream):
+                dist.all_reduce(begin)
+                start.record()
+                graph.replay()
+                stop.record()
+            stop.synchronize()
+            own = torch.tensor([start.elapsed_time(stop) * 1e3 / count])
+            dist.all_reduce(own, dist.ReduceOp.MIN)
+            times[name].append(own.item())
+    return {name: statistics.median(one) for name, one in times.items()}
+
+
 def measure(rank: int, ranks: int, file: str, options: argparse.Namespace) -> None:
     """Measure all shapes on one rank of several GPUs. Rank 0 reports."""
     device = torch.device("cuda", rank)
@@ -125,22 +149,8 @@ def measure(rank: int, ranks: int, file: str, options: argparse.Namespace) -> No
                     for call in calls.values():
                         call()
                 torch.cuda.synchronize()
-                graphs = {name: captured(call, count, stream) for name, call in calls.items()}
-                times = {name: list[float]() for name in calls}
-                for _ in range(options.rounds):
-                    for name, graph in graphs.items():  # in turns: each peer sees the same clocks
-                        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                        with torch.cuda.stream(stream):
-                            dist.all_reduce(begin)
-                            start.record()
-                            graph.replay()
-                            stop.record()
-                        stop.synchronize()
-                        own = torch.tensor([start.elapsed_time(stop) * 1e3 / count])
-                        dist.all_reduce(own, dist.ReduceOp.MIN)
-                        times[name].append(own.item())
+                found = medians(calls, count, options.rounds, stream, begin)
                 workspace.check()
-                found = {name: statistics.median(one) for name, one in times.items()}
                 ours = found.pop("ours")
                 more = {"ratio": min(found.values()) / ours}
                 if tokens == min(options.tokens):
