@@ -28,7 +28,7 @@ void check_length(const Check& check, const View& x, bool keeps_maxima, const La
                       " on this device");
 }
 
-// Return a list with one number, one per output, or one per row.
+// Return an argument with one value, one per output, or one per row.
 PerRow list_of(const Check& check, const Maybe& tensor, const char* name, const View& like,
                std::initializer_list<DType> dtypes, int64_t outputs, int64_t rows) {
   PerRow number{};
@@ -127,9 +127,9 @@ Tensor mapped(const Check& check, const Tensor& input, const char* name, RowMap 
   const View x(input, name);
   MapRowsParams p{};
   p.map = map, p.input = rows_of(check, x, 2), p.num_rows = x.size(0), p.vocab_size = x.size(1);
-  p.number = map == RowMap::kTopKRenorm || map == RowMap::kTopKMask
-                 ? integers(check, list, integer, number, x, p.num_rows, p.num_rows)
-                 : reals(check, list, real, number, x, p.num_rows, p.num_rows);
+  p.parameter = map == RowMap::kTopKRenorm || map == RowMap::kTopKMask
+                    ? integers(check, list, integer, number, x, p.num_rows, p.num_rows)
+                    : reals(check, list, real, number, x, p.num_rows, p.num_rows);
   const OnDevice where(x, enable_pdl);
   check_length(check, x, false, where);
   Tensor output = map == RowMap::kSoftmax ? empty(x.sizes, 2, input, aoti_torch_dtype_float32()) : empty_like(x, input);

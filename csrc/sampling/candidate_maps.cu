@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
              FewRow x{stream};
              const DType dtype = p.input.dtype;
              Filters f{};
-             f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+             f.top_k = top_k_of(p.parameter.get_integer(row, row), p.vocab_size);
              const auto fill = [&](int pair, float value) {
                Chunk chunk;
                chunk.for_each([&](float& at) { at = value; });
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
 
 bool launch_candidate_maps(const MapRowsParams& p, const Launch& where) {
   if (p.map == RowMap::kSoftmax || p.map == RowMap::kTopPRenorm) return false;
-  if (p.number.data || p.number.integer < 0 || p.number.integer > kMaxCandidateTopK) return false;
+  if (p.parameter.data || p.parameter.integer < 0 || p.parameter.integer > kMaxCandidateTopK) return false;
   const Shape shape = stream_shape(p.num_rows, p.vocab_size, where.device);
   if (shape.bytes == 0) return false;
   const int64_t grid = stream_blocks(p.num_rows, where.device);

@@ -41,7 +41,7 @@ template <typename T>
 __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_map_kernel(const __grid_constant__ MapRowsParams p) {
   for_nucleus<T>(p.input, p.num_rows, p.vocab_size, [&](NucleusRow& x, int64_t row, const T* elements, const T* next) {
     Totals totals{{1, 1}, 0, false};
-    const double top_p = p.number.get_real(row, row);
+    const double top_p = p.parameter.get_real(row, row);
     const float t = x.filter<true>(elements, next, top_p, totals);
     T* to = static_cast<T*>(p.output) + row * p.vocab_size;
     if (totals.valid) {

@@ -54,7 +54,7 @@ constexpr int32_t kItemKeys = 128;   // the fixed cost of an item, in keys
 constexpr int32_t kWholeKeys = 448;  // nothing is split if no tile has more keys, see kUnsplitKeys of merge.cuh
 constexpr int32_t kCandidates = 16;  // lengths of splits in one round: the mean share times 1, 17/16, 18/16, ...
 constexpr int32_t kBins = 64;        // of lengths, by which items are ordered
-constexpr int32_t kMostThreads = 256;
+constexpr int32_t kMaxThreads = 256;
 constexpr int32_t kMaxKeys = 1 << 30;  // of a request. Lengths of splits then have 31 bits
 
 // Bounds on the lists, for any lengths. Each split beyond a tile's first ends at another worker's share.
@@ -73,7 +73,7 @@ struct Sums {
 // Memory that the threads of a CTA share.
 struct Memory {
   Sums sums[2][32];
-  int32_t longest[32], pieces[kCandidates], bins[kBins], lengths[kMostThreads];
+  int32_t longest[32], pieces[kCandidates], bins[kBins], lengths[kMaxThreads];
 };
 
 // The block of a single thread. BlockOfThreads of cuda/attention/batch_schedule.cuh has the same members.

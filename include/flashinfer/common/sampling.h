@@ -12,7 +12,7 @@
 
 namespace flashinfer {
 
-// An argument with one value for all, or one for each output or row.
+// An argument with one value for all outputs, one per output, or one per row.
 struct PerRow {
   const void* data;  // null: `real` or `integer` for all
   DType dtype;       // of data: float32, float64, int32, int64
@@ -77,7 +77,7 @@ struct MapRowsParams {
   RowsOf input;
   void* output;  // contiguous rows; float32 for softmax, else of the input's type
   int64_t num_rows, vocab_size;
-  PerRow number;  // temperature, k or p
+  PerRow parameter;  // temperature, k or p
 };
 
 struct ChainParams {
@@ -104,7 +104,7 @@ struct TopKParams {
   int64_t* indices;  // [num_rows, k]
 };
 
-// Filter values as they are applied.
+// Filter of the k largest elements. `on` is false if it keeps all.
 struct TopK {
   bool on;
   int64_t k;
@@ -124,8 +124,8 @@ constexpr int64_t kLongestRow = int64_t{1} << 24;
 
 struct Launch;
 
-// Return the largest row length on the device of a launch, except for draws without filters. `keeps_maxima`:
-// chains keep twice as many words per chunk.
+// Return the largest row length on the device of a launch, except for draws without filters. `keeps_maxima`: for
+// chains, which also keep the maxima of chunks and so need twice the memory.
 int64_t longest_row(bool keeps_maxima, const Launch& launch);
 
 void sample_rows(const SampleParams& params, const Launch& launch);

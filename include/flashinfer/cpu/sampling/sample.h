@@ -213,8 +213,8 @@ inline void write_changed(const MapRowsParams& p, int64_t r, const Source& from,
 inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawable& d) {
   load_probs(d.row, from);
   const Mass mass = Mass::of(d.row.sums);
-  const double top_p = p.map == RowMap::kTopPRenorm ? p.number.get_real(r, r) : 1.0;
-  const TopK top_k = p.map == RowMap::kTopKRenorm ? top_k_of(p.number.get_integer(r, r), p.vocab_size) : TopK{};
+  const double top_p = p.map == RowMap::kTopPRenorm ? p.parameter.get_real(r, r) : 1.0;
+  const TopK top_k = p.map == RowMap::kTopKRenorm ? top_k_of(p.parameter.get_integer(r, r), p.vocab_size) : TopK{};
   if (!mass.valid || top_p != top_p) {
     bool zeros = top_p == top_p;
     for (const float sum : d.row.sums) zeros &= sum == 0;
@@ -233,7 +233,7 @@ inline void renorm(const MapRowsParams& p, int64_t r, const Source& from, Drawab
 
 inline void mask(const MapRowsParams& p, int64_t r, const Source& from, Drawable& d) {
   load_elements(d.row, from);
-  const TopK top_k = top_k_of(p.number.get_integer(r, r), p.vocab_size);
+  const TopK top_k = top_k_of(p.parameter.get_integer(r, r), p.vocab_size);
   const float t = top_k.on ? top_k_threshold(d.row, top_k.k, d.buffer, -INFINITY) : -INFINITY;
   write_changed(p, r, from, d.row, d.row.has_nan ? -INFINITY : t, -INFINITY,
                 [&](vfloat x) { return select(x < t, splat(-INFINITY), x); });
@@ -245,7 +245,7 @@ inline void map_rows(const MapRowsParams& p, const Format& format) {
     for (int64_t r = first; r < last; ++r) {
       const Source from = Source::of(p.input, r * p.input.stride, format, p.vocab_size);
       if (p.map == RowMap::kSoftmax) {
-        softmax(from, p.number.get_real(r, r), static_cast<float*>(p.output) + r * p.vocab_size, d.sums);
+        softmax(from, p.parameter.get_real(r, r), static_cast<float*>(p.output) + r * p.vocab_size, d.sums);
       } else if (p.map == RowMap::kTopKMask) {
         mask(p, r, from, d);
       } else {

@@ -11,7 +11,7 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kScheduleThreads = batch_schedule::kMostThreads, kScheduleWarps = kScheduleThreads / 32;
+constexpr int kScheduleThreads = batch_schedule::kMaxThreads, kScheduleWarps = kScheduleThreads / 32;
 constexpr int kScheduleLanes = kScheduleThreads / batch_schedule::kCandidates, kLogScheduleThreads = 8;
 static_assert(kScheduleThreads == 1 << kLogScheduleThreads && kScheduleLanes == 16);
 

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
     });
   };
   if (p.map == RowMap::kTopKMask) {
-    const TopK top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+    const TopK top_k = top_k_of(p.parameter.get_integer(row, row), p.vocab_size);
     x.read_maxima<false>(source, NAN);
     float least = -INFINITY;
     if (top_k.on) {
@@ -79,13 +79,13 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
       x.read_maxima<true>(source, -INFINITY);
       const float top = largest_of(x.maxima(), x.cluster.chunks);
       if (top == top) {
-        x.transform<false>(Exponential{-INFINITY, top, exponent_scale(p.number.get_real(row, row))});
+        x.transform<false>(Exponential{-INFINITY, top, exponent_scale(p.parameter.get_real(row, row))});
         totals = x.totals();
       }
     } else {
       Filters f{};
-      f.top_p = p.map == RowMap::kTopPRenorm ? p.number.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
-      if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+      f.top_p = p.map == RowMap::kTopPRenorm ? p.parameter.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
+      if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.parameter.get_integer(row, row), p.vocab_size);
       x.transform<true>([&](const auto& work) { x.read(source, 0.0f, work); },
                         [](float value) { return max_nan(value, 0.0f); });
       totals = x.totals();

@@ -233,11 +233,11 @@ __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ Map
   Totals totals;
   if (p.map == RowMap::kSoftmax) {
     dtype = DType::kFloat32;
-    totals = load_exponentials(cluster, p.number.get_real(row, row));
+    totals = load_exponentials(cluster, p.parameter.get_real(row, row));
   } else {
     Filters f{};
-    f.top_p = p.map == RowMap::kTopPRenorm ? p.number.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
-    if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.number.get_integer(row, row), p.vocab_size);
+    f.top_p = p.map == RowMap::kTopPRenorm ? p.parameter.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
+    if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.parameter.get_integer(row, row), p.vocab_size);
     totals = load_probs(cluster);
     if (f.valid() && cluster.largest_bits(cluster.sums(), cluster.chunks) == 0) otherwise = 0;
     t = apply(cluster, f, false, dtype, totals);

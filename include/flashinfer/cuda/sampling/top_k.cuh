@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(512, 1) mask_kernel(const __grid_constant__ Ma
   wait_for_inputs();
   launch_dependents();
   const float least =
-      Signed::real(key_of_rank(cluster, p.input, row, top_k_of(p.number.get_integer(row, row), p.vocab_size)));
+      Signed::real(key_of_rank(cluster, p.input, row, top_k_of(p.parameter.get_integer(row, row), p.vocab_size)));
   cluster.for_own_chunks([&](int c) {
     Chunk chunk;
     cluster.load(chunk, c);
