@@ -79,7 +79,7 @@ class BatchAttention(BatchWrapper):
         shape = Shape.of(op, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, q_data_type, kv_data_type)
         logits = logits_of(op, head_dim_qk, "NONE", -1, logits_soft_cap, sm_scale, None, None)
         batch = self._batch(op, page_size, **given)
-        self._events.wanted = bool(use_profiler)
+        self._events.enabled = bool(use_profiler)
         self._plan(batch, shape, logits, CAUSAL if causal else NON_CAUSAL, NO_MASKS, page_size)
 
     def _batch(

@@ -23,7 +23,7 @@ from ._attention.engines import equal_offsets, fast_decode_plan
 from ._attention.masks import NO_MASK_REQUEST
 from ._attention.one_request import attend_one, run_one
 from ._attention.operators import operators_of_module
-from ._attention.request import PlanRequest, kind_of
+from ._attention.request import PlanRequest, plan_settings
 from ._attention.scales import Scale
 from ._attention.signature import HostTables
 from ._attention.wrapper import BatchWrapper
@@ -296,7 +296,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             check_queries(op, q_len_per_req, self._use_tensor_cores, self._backend, self._custom is not None)
         if q_len_per_req != self._q_len_per_req:
             self._refuse_frozen(op, q_len_per_req)
-        kind = kind_of(
+        settings = plan_settings(
             op,
             (num_qo_heads, num_kv_heads, head_dim, None),
             (q_data_type or data_type or "float16", kv_data_type or data_type, self._dtype_o or o_data_type),
@@ -315,8 +315,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         before = self._q_len_per_req
         self._q_len_per_req = q_len_per_req
         try:
-            self._compile(
-                PlanRequest(op, kind, tables, _TABLES, (None, *self._paged_buffers), NO_MASK_REQUEST, non_blocking)
+            self._plan_request(
+                PlanRequest(op, settings, tables, _TABLES, (None, *self._paged_buffers), NO_MASK_REQUEST, non_blocking)
             )
         except BaseException:
             self._q_len_per_req = before  # the last plan is still there

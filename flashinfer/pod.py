@@ -178,7 +178,7 @@ class PODWithPagedKVCacheWrapper(NoCopies):
         if kv_layout_d != "NHD":
             check_option(op, "kv_layout_d", kv_layout_d, (self._kv_layout,), " as the wrapper has")
         check_dims(op, "q_d", q_d, 3)
-        self._decode._use(
+        self._decode._use_logits(
             self._logits_of(op, pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d)
         )
         shape = self._decode._planned_or_fail("run").shape

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ._attention.arguments import CAUSAL, CUSTOM, NON_CAUSAL, layout_of, logits_of
-from ._attention.backward import single, wanted
+from ._attention.backward import differentiable_single, needs_differentiable
 from ._attention.bound import BoundCalls
 from ._attention.kernels import size_class
 from ._attention.masks import one_mask
@@ -140,8 +140,8 @@ def single_prefill_with_kv_cache(
     )
     packed = one_mask(op, custom_mask, packed_custom_mask, q.shape[0], k.shape[layout_of(op, kv_layout)], q.device)
     mode = CUSTOM if packed is not None else CAUSAL if causal else NON_CAUSAL
-    if wanted(q, k, v):
-        return single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
+    if needs_differentiable(q, k, v):
+        return differentiable_single(op, q, k, v, kv_layout, logits, scales, o_dtype, mode, packed, return_lse)
     if options is not None:
         _CALLS.bind(q, k, v, options, layout_of(op, kv_layout), mode, logits, backend)
         result = _CALLS.call(q, k, v, options, scales, return_lse, sm_scale)

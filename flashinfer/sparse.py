@@ -360,7 +360,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         )  # fmt: skip
         # Each request has one key head, and the query heads of its group.
         kv_heads, kv_len, _ = kv_shape
-        group, page = heads // kv_heads, planned.requests.page_size or 1
+        group, page = heads // kv_heads, planned.workload.page_size or 1
         per_head = q.unflatten(0, (kv_heads, group)).transpose(1, 2).reshape(kv_heads * qo_len, group, dim)
         k, v = (x.reshape(kv_heads * kv_len // page, page, 1, dim) for x in (k, v))
         results = self._run_paged(per_head, (k, v), (), (None, None, None), None, None, True)

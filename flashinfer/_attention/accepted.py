@@ -1,6 +1,6 @@
-"""Arguments that engines pass and that FlashInfer 0.2.7 does not have.
+"""Checks of arguments that newer releases of FlashInfer added after 0.2.7.
 
-The neutral value of each argument has no effect. Any other value takes effect or raises an error with the reason.
+The default of each argument has no effect. Any other value takes effect, or raises an error with the reason.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ INVARIANT_KEYS = 2048  # of a split of decode in batch-invariant mode
 def split_rule_of(
     op: str, fixed_split_size: int | None, disable_split_kv: bool | None, page_size: int, default: SplitRule = BALANCED
 ) -> SplitRule:
-    """Return the rule of ``fixed_split_size`` (pages) and ``disable_split_kv``, or ``default`` without either.
+    """Return the rule for ``fixed_split_size`` (in pages) and ``disable_split_kv``, or ``default`` without either.
 
-    The second one has priority.
+    ``disable_split_kv`` has priority.
     """
     size = -1 if fixed_split_size is None else whole(op, "fixed_split_size", fixed_split_size)
     if size != -1:
@@ -51,7 +51,7 @@ def default_rule(few_queries: bool) -> SplitRule:
 
 
 def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object, **hints: object) -> None:
-    """Check arguments of ``plan()`` that repeat its tables, or that only other libraries' kernels need."""
+    """Check arguments of ``plan()`` that repeat information of its tables, or that no kernel here needs."""
     if seq_lens is not None:
         check_tensor(op, "seq_lens", seq_lens)
         check_count(op, "seq_lens", cast(torch.Tensor, seq_lens), batch_size, ", one for each request")
@@ -62,7 +62,7 @@ def check_hints(op: str, batch_size: int, seq_lens: object, block_tables: object
 
 
 def check_run(op: str, planned_window: int, window_left: int | None, kv_cache_sf: Any = None) -> None:
-    """Check arguments of ``run()`` that must equal the plan's, or that need kernels of other libraries."""
+    """Check arguments of ``run()`` that must equal those of the plan, or that no kernel here supports."""
     if window_left is not None:
         check_as_planned(op, "window_left", max(whole(op, "window_left", window_left), -1), max(planned_window, -1))
     _refuse(op, "kv_cache_sf", kv_cache_sf, FP4)
@@ -82,7 +82,7 @@ def check_queries(op: str, q_len_per_req: int, use_tensor_cores: bool, backend: 
 
 
 def check_kv_lens(op: str, q_len_per_req: int, kv_lens: torch.Tensor) -> None:
-    """Check that each of several queries of a request sees a key. ``kv_lens`` are on the host."""
+    """Check that each request has at least as many keys as queries. ``kv_lens`` are on the host."""
     if kv_lens.numel() and (fewest := int(kv_lens.min())) < q_len_per_req:
         raise ValueError(
             f"{op}: q_len_per_req: got {q_len_per_req} and a request of {fewest} keys, wanted at least as many keys:"
@@ -93,8 +93,8 @@ def check_kv_lens(op: str, q_len_per_req: int, kv_lens: torch.Tensor) -> None:
 def check_backend(op: str, backend: str, known: tuple[str, ...], jit_args: object) -> None:
     """Check ``backend`` and ``jit_args`` of a constructor.
 
-    Backends of other libraries have an error text of their own. ``jit_args`` is checked too, because a
-    backend that a caller passes by position is bound to it.
+    Names of other libraries' backends raise ``UnsupportedError``. ``jit_args`` is checked too, because a caller may
+    pass the backend by position, as this argument.
     """
     if jit_args is not None:
         check_items(op, "jit_args", jit_args, "a generator's arguments")

@@ -77,7 +77,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 def check_sinks(op: str, sinks: torch.Tensor, num_qo_heads: int, device: torch.device, custom: bool) -> None:
     """Check ``sinks`` of a run: ``[num_qo_heads]`` float32, contiguous, on the plan's device."""
     if custom:
-        check_none(op, "sinks", sinks, "your own variant of jit_args has its parameters")
+        check_none(op, "sinks", sinks, "the custom variant of jit_args has its own parameters")
     check_vector(op, "sinks", sinks, torch.float32)
     if sinks.shape != (num_qo_heads,) or sinks.device != device:
         check_metadata(op, "sinks", sinks, (num_qo_heads,), device, torch.float32)
@@ -97,7 +97,7 @@ class Logits(NamedTuple):
 def variant_of(logits: Logits) -> int:
     """Return the number of the builtin variant that computes these logits.
 
-    It is no property of the tuple: Dynamo of torch 2.10 evaluates those on proxies.
+    This is a function, because Dynamo of torch 2.10 evaluates properties of a tuple on proxies.
     """
     return number_of_variant(logits.pos_encoding_mode, logits.logits_soft_cap > 0)
 

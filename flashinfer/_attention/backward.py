@@ -28,19 +28,19 @@ from .one_request import attend_one
 from .reference import LOG2E, CallOptions, attend, gradients, requests_of, rotated, work_dtype
 from .scales import NO_SCALES, Scale
 
-_PROBLEM = (
+_CALL_SCHEMA = (
     "Tensor? qo_indptr, Tensor? kv_lens, Tensor? packed_mask, Tensor? numbers, int layout, int mask_mode,"
     " SymInt window_left, int pos_encoding_mode, float logits_soft_cap, float sm_scale, float rope_scale,"
     " float rope_theta"
 )
-# Bytes of smem for the CUDA kernels' tiles of the largest heads. Capabilities 8.0, 9.0 and 10.0 have them.
+# Bytes of smem that the CUDA kernels need for the largest heads. Compute capabilities 8.0, 9.0 and 10.0 have enough.
 KERNEL_SHARED_MEMORY = 145 << 10
 
 
 def _options(numbers: torch.Tensor | None, layout: int, mask_mode: int, *rest: Any) -> CallOptions:
     """Return the options of a call.
 
-    ``numbers`` on the host replaces the last four, which graphs keep symbolic.
+    In a graph the last four options are symbolic. The host tensor ``numbers`` then contains their values.
     """
     if numbers is not None:
         scale, cap, *rope = numbers.tolist()
@@ -68,7 +68,7 @@ _kernel = define(
 
 
 def _shared_memory(device: torch.device) -> int:
-    """Return the most smem of a CTA, in bytes."""
+    """Return the largest smem of a CTA, in bytes."""
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
@@ -114,7 +114,7 @@ def _gradients(
             options.layout, options.mask_mode, options.window_left, options.logits_soft_cap, options.sm_scale,
         )  # fmt: skip
     else:
-        # The lse is in base 2.
+        # Multiply by log2(e), because the lse is in base 2.
         delta = (out.to(work) * grad.to(work)).sum(-1).sub_(grad_lse.to(work), alpha=LOG2E)
         results = gradients(q, k, v, grad, delta, lse, requests, options, packed_mask, slopes)
     dq, dk, dv = results
@@ -130,7 +130,7 @@ def _by_tokens(x: torch.Tensor, options: CallOptions) -> torch.Tensor:
 
 _backward = define_in_python(
     "prefill_gradients(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor grad, Tensor grad_lse,"
-    f" {_PROBLEM}) -> (Tensor, Tensor, Tensor)",
+    f" {_CALL_SCHEMA}) -> (Tensor, Tensor, Tensor)",
     _gradients,
     _kernel_fake,
     gradient=no_second_derivative("attention"),
@@ -150,7 +150,7 @@ def _forward(
     *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if out is not None and lse is not None:
-        return out.clone(), lse.clone()  # torch forbids an operator to return its inputs
+        return out.clone(), lse.clone()  # an operator of torch must not return its inputs
     options = _options(*rest)
     requests = requests_of(q, k, options.layout, qo_indptr, kv_lens)
     if options.rope:
@@ -180,7 +180,7 @@ def _gradients_of(ctx: Any, grad: torch.Tensor, grad_lse: torch.Tensor) -> tuple
 
 
 _autograd = define_in_python(
-    f"prefill_autograd(Tensor q, Tensor k, Tensor v, Tensor? out, Tensor? lse, {_PROBLEM}) -> (Tensor, Tensor)",
+    f"prefill_autograd(Tensor q, Tensor k, Tensor v, Tensor? out, Tensor? lse, {_CALL_SCHEMA}) -> (Tensor, Tensor)",
     _forward,
     _forward_fake,
     gradient=Gradient(_save, _gradients_of),
@@ -188,14 +188,14 @@ _autograd = define_in_python(
 )
 
 
-def wanted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def needs_differentiable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Return True if a call needs :func:`differentiable`: for a gradient, or for float64 on the CPU."""
     return (is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)) or (
         q.dtype is torch.float64 and q.is_cpu
     )
 
 
-def refuse(op: str, why: str) -> NoReturn:
+def refuse_gradient(op: str, why: str) -> NoReturn:
     """Raise the error of a call that has no gradient."""
     raise GradientError(f"{op}: has no gradient {why}, or torch.no_grad()")
 
@@ -203,11 +203,11 @@ def refuse(op: str, why: str) -> NoReturn:
 def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: int) -> None:
     """Check that these dtypes have gradients.
 
-    Check float64 completely, because no operator of inference sees it.
+    Check all arguments of a float64 call, because inference operators, which check the others, do not run for it.
     """
     for name, x in (("k", k), ("v", v)):
         if is_fp8(x.dtype):
-            refuse(op, f"with {name} of {x.dtype}: wanted float32, float16 or bfloat16")
+            refuse_gradient(op, f"with {name} of {x.dtype}: wanted float32, float16 or bfloat16")
     if torch.float64 not in (q.dtype, k.dtype, v.dtype):
         return
     rows = "h t" if layout else "t h"
@@ -231,11 +231,11 @@ def differentiable(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return output and lse with their gradients.
 
-    ``infer()`` computes both without gradients. This function computes float64 itself. A batch has
-    ``qo_indptr`` and ``kv_lens`` on the host.
+    ``infer()`` returns both without gradients. It is not called for float64, which has no inference kernel. For a
+    batch, ``qo_indptr`` and ``kv_lens`` are on the host.
     """
     if mask_mode == MULTI_ITEM:
-        refuse(op, "with multi-item scoring: wanted a custom mask")
+        refuse_gradient(op, "with multi-item scoring: wanted a custom mask")
     check_differentiable(op, q, k, v, layout)
     out = lse = None
     if q.dtype != torch.float64:
@@ -251,7 +251,7 @@ def differentiable(
     )  # fmt: skip
 
 
-def single(
+def differentiable_single(
     op: str,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -266,7 +266,9 @@ def single(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute one request whose arguments :func:`flashinfer.single_prefill_with_kv_cache` has checked."""
     if scales != NO_SCALES:
-        refuse(op, "with scale_q, scale_k or scale_v: wanted them multiplied into q, into sm_scale or into the result")
+        refuse_gradient(
+            op, "with scale_q, scale_k or scale_v: wanted them multiplied into q, into sm_scale or into the result"
+        )
     if q.dtype == torch.float64:
         check_option(op, "o_dtype", o_dtype, (None, q.dtype), " as q has")
 
@@ -279,7 +281,7 @@ def single(
     return computed if return_lse else computed[0]
 
 
-def results(
+def write_results(
     op: str,
     computed: tuple[torch.Tensor, torch.Tensor],
     out: torch.Tensor | None,

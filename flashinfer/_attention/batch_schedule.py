@@ -1,7 +1,7 @@
-"""Schedules of a batch from tensors of lengths: the lists of a plan, written on the device.
+"""Schedules that the device computes from a tensor of lengths, in the form of a plan's work lists.
 
-The host knows the sizes of a batch but not its lengths. Capacities of the lists therefore serve any lengths, and a
-CUDA graph captures the schedule with the kernels that read it.
+The host knows the size of a batch but not its lengths. The lists therefore have room for any lengths. A CUDA graph
+captures the schedule together with the kernels that read it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ..batch_schedule import schedule_batch
 from ..jit.modules._attention import dtypes_value, head_dims_value, mask_spec
 from .arguments import NON_CAUSAL
 from .kernels import CallProperties, can_be_loaded
-from .lists import Lists, Shape
-from .operators import OF_BATCH, Operators, builtin_operators, custom_operators, named, number_of_variant
+from .lists import Shape, WorkLists
+from .operators import BATCH_NAMES, Operators, builtin_operators, custom_operators, number_of_variant, public_error
 from .planner import FIXED_TILE_ROWS
 from .signature import HostTables
 
 ALIGNMENT = 32  # bytes, of the lists
-# Kernels of one query for each request. "": the portable ones, which the wrapper's "auto" selects too. "sm90a" saves
-# the launch of a merge kernel on GPUs of 9.0. It is not in the AOT matrix.
+# Kernels for one query per request. "": the portable kernels, as with backend "auto" of the wrapper. "sm90a" saves the
+# launch of a merge kernel on GPUs of 9.0. It is not in the AOT matrix.
 DECODE_KERNELS = ""
-MASK_ROWS = 64  # the most rows of a tile of a variant with a mask: with 128, ptxas spills registers
-MASK_ROWS_WIDE = 32  # of heads with more than 256 elements, whose tiles have 16, 32 or 128 rows
+MASK_ROWS = 64  # largest tile of a variant with a mask, in rows: with 128, ptxas spills registers
+MASK_ROWS_WIDE = 32  # the same for heads of more than 256 elements, which have tiles of 16, 32 or 128 rows
 _HEADER = 16
 _TILE_ROWS, _MAX_ITEMS = 2, 5
 
 
 class Kernels(NamedTuple):
-    """Kernels of a batch, and the properties that its schedule needs."""
+    """Kernels of a batch, and the parameters of its schedule."""
 
     operators: Operators
     tile_rows: int
@@ -51,7 +51,7 @@ def kernels_of(
     Args:
         mask: a variant of :data:`flashinfer.jit.modules._attention.MASKS`, or ``""``.
         family: ``decode``, whose requests have one query, or ``prefill``.
-        soft_cap: the variant without a mask caps logits.
+        soft_cap: select the variant with a soft cap. Only for ``mask = ""``.
         invariant: neither tiles nor splits depend on the batch. One worker splits nothing.
 
     Raises:
@@ -60,7 +60,7 @@ def kernels_of(
     try:
         operators = _operators(shape, mask, device, family, soft_cap)
     except ValueError as err:
-        raise named(op, err, OF_BATCH) from None
+        raise public_error(op, err, BATCH_NAMES) from None
     fixed = FIXED_TILE_ROWS if invariant and family == "prefill" else 0
     tile_rows, workers = _limits(operators, shape, q_len, device, fixed)
     most_rows = MASK_ROWS_WIDE if shape.head_dim_vo > 256 else MASK_ROWS
@@ -78,14 +78,15 @@ def _operators(shape: Shape, mask: str, device: torch.device, family: str, soft_
         return builtin_operators(family, device.type, dtypes, head_dims, number_of_variant(0, soft_cap), device.type)
     group = shape.num_qo_heads // shape.num_kv_heads
     decode = CallProperties("decode", device, dtypes, head_dims, 0, False, NON_CAUSAL, group)
-    serves = DECODE_KERNELS and decode.why_not(DECODE_KERNELS) is None and can_be_loaded(decode, DECODE_KERNELS)
+    supported = DECODE_KERNELS and decode.unsupported_reason(DECODE_KERNELS) is None
+    serves = supported and can_be_loaded(decode, DECODE_KERNELS)
     return builtin_operators("decode", device.type, dtypes, head_dims, 0, DECODE_KERNELS if serves else device.type)
 
 
 def _limits(
     operators: Operators, shape: Shape, q_len: int, device: torch.device, tile_rows: int = 0
 ) -> tuple[int, int]:
-    """Return the rows of a tile and the number of workers, from a plan of one request on the host."""
+    """Return the rows of a tile and the number of workers. They come from a plan of one request on the host."""
     header = torch.empty(_HEADER, dtype=torch.int32, device="cpu")
     numbers = shape.plan_numbers(0, -1, device.index or 0, 0, 0, tile_rows)._replace(variant=operators.variant)
     queries = torch.tensor([0, q_len], dtype=torch.int32, device="cpu")
@@ -95,23 +96,23 @@ def _limits(
     return tile_rows, max(most - tiles - 1, 1)
 
 
-class Places(NamedTuple):
-    """Offsets in the workspace of a schedule, in bytes, and sizes of its lists."""
+class ScheduleLayout(NamedTuple):
+    """Layout of a schedule in its workspace: capacities of its lists, and offsets in bytes."""
 
     max_items: int
     max_merges: int
     max_slots: int
     slot_rows: int
-    lists: int  # elements of int32
-    indptr: int
-    numbers: int
-    partials: int
-    size: int
+    lists: int  # size of the lists, in elements of int32
+    indptr: int  # offset
+    numbers: int  # offset
+    partials: int  # offset
+    size: int  # of the workspace
 
 
 @lru_cache(maxsize=1024)
-def places_of(shape: Shape, batch_size: int, q_len: int, tile_rows: int, workers: int) -> Places:
-    """Return the places for any lengths of ``batch_size`` requests. csrc/batch_schedule.cc has the same bounds."""
+def schedule_layout_of(shape: Shape, batch_size: int, q_len: int, tile_rows: int, workers: int) -> ScheduleLayout:
+    """Return the layout for ``batch_size`` requests of any lengths. csrc/batch_schedule.cc has the same capacities."""
     heads, rows = shape.num_kv_heads, q_len * (shape.num_qo_heads // shape.num_kv_heads)
     tiles = batch_size * -(-rows // tile_rows)
     items, merges, slots = tiles + workers, min(tiles, workers), 2 * workers
@@ -121,15 +122,15 @@ def places_of(shape: Shape, batch_size: int, q_len: int, tile_rows: int, workers
     numbers = _aligned(indptr + 4 * (batch_size + 1))
     partials, slot_rows = _aligned(numbers + 32), min(rows, tile_rows)
     size = partials + 4 * slots * heads * slot_rows * (shape.head_dim_vo + 2)
-    return Places(items, merges, slots, slot_rows, lists, indptr, numbers, partials, size)
+    return ScheduleLayout(items, merges, slots, slot_rows, lists, indptr, numbers, partials, size)
 
 
 def _aligned(used: int) -> int:
     return -(-used // ALIGNMENT) * ALIGNMENT
 
 
-class Views(NamedTuple):
-    """Parts of a workspace."""
+class ScheduleViews(NamedTuple):
+    """Parts of a workspace that contain a schedule."""
 
     plan: torch.Tensor
     kv_indptr: torch.Tensor
@@ -137,37 +138,37 @@ class Views(NamedTuple):
     partials: torch.Tensor
 
 
-# Workspace -> its address, and its parts by places. Views cost more than a launch.
+# Workspace -> its address, and its views by layout. They are cached, because making them takes longer than a launch.
 _views: Any = WeakIdKeyDictionary()
-_MOST_VIEWS = 64  # of a workspace
+_MOST_CACHED = 64  # of a workspace
 
 
-def _views_of(op: str, workspace: torch.Tensor, places: Places, batch_size: int) -> Views:
+def _cached_views(op: str, workspace: torch.Tensor, layout: ScheduleLayout, batch_size: int) -> ScheduleViews:
     if is_compiling():
-        return _make_views(op, workspace, places, batch_size)
+        return _make_views(op, workspace, layout, batch_size)
     known = _views.get(workspace)
     if known is None or known[0] != workspace.data_ptr():
         known = _views[workspace] = (workspace.data_ptr(), {})
-    views: Views | None = known[1].get(places)
+    views: ScheduleViews | None = known[1].get(layout)
     if views is None:
-        if len(known[1]) >= _MOST_VIEWS:
+        if len(known[1]) >= _MOST_CACHED:
             known[1].clear()
-        # A view of the tensor itself would keep it alive.
-        views = known[1][places] = _make_views(op, workspace.detach(), places, batch_size)
+        # detach(), because a cached view would keep the tensor alive.
+        views = known[1][layout] = _make_views(op, workspace.detach(), layout, batch_size)
     return views
 
 
-def _make_views(op: str, workspace: torch.Tensor, places: Places, batch_size: int) -> Views:
+def _make_views(op: str, workspace: torch.Tensor, layout: ScheduleLayout, batch_size: int) -> ScheduleViews:
     part = workspace.view(-1).view(torch.uint8)
     part = part[-part.data_ptr() % ALIGNMENT :]
-    if part.numel() < places.size:
-        wanted = f"{places.size} for {batch_size} requests"
+    if part.numel() < layout.size:
+        wanted = f"{layout.size} for {batch_size} requests"
         raise value_error(op, "workspace_buffer", f"{part.numel()} bytes from a multiple of 32", wanted)
-    return Views(
-        part[: 4 * places.lists].view(torch.int32),
-        part[places.indptr : places.indptr + 4 * (batch_size + 1)].view(torch.int32),
-        part[places.numbers : places.numbers + 32].view(torch.float64),
-        part[places.partials :],
+    return ScheduleViews(
+        part[: 4 * layout.lists].view(torch.int32),
+        part[layout.indptr : layout.indptr + 4 * (batch_size + 1)].view(torch.int32),
+        part[layout.numbers : layout.numbers + 32].view(torch.float64),
+        part[layout.partials :],
     )
 
 
@@ -176,7 +177,7 @@ class Schedule(NamedTuple):
 
     kv_indptr: torch.Tensor
     numbers: torch.Tensor | None
-    lists: Lists
+    lists: WorkLists
 
 
 def schedule(
@@ -184,7 +185,7 @@ def schedule(
     workspace: torch.Tensor,
     shape: Shape,
     kernels: Kernels,
-    places: Places,
+    layout: ScheduleLayout,
     seq_lens: torch.Tensor,
     qo_indptr: torch.Tensor | None,
     num_tokens: int,
@@ -195,32 +196,33 @@ def schedule(
     window_left: int,
     sm_scale: torch.Tensor | None,
 ) -> Schedule:
-    """Make the schedule of a batch in a workspace. Runs use it until the next schedule overwrites it.
+    """Schedule a batch on the device. The schedule is valid until the next one overwrites the workspace.
 
     Args:
         op: the function to name in errors.
         workspace: bytes, contiguous.
-        shape, kernels, places: the runs, their kernels, and their places in the workspace.
+        shape, kernels, layout: the heads, the kernels, and the layout of the workspace.
         seq_lens: ``[batch_size]`` int32, keys of each request. Values are clamped to 0 and ``most_keys``.
         qo_indptr: ``[batch_size + 1]`` int32, first queries of the requests, or ``None`` for ``q_len`` queries of each.
-        num_tokens, q_len: queries of all requests, and the most of one.
+        num_tokens, q_len: queries of all requests, and of the longest one.
+        most_keys: largest number of keys of a request.
         table_stride: entries of the page table from one request to the next.
-        mask_mode, window_left: masks that hide keys from all rows of a tile.
-        sm_scale: a scale on the device that replaces the parameter, float32, or ``None``.
+        mask_mode, window_left: mask of the runs. The schedule omits keys that no row of a tile sees.
+        sm_scale: float32 tensor with one element on the device, used instead of the number. ``None``: the number.
 
     Raises:
         ValueError: a workspace that is too small.
     """
     batch_size = seq_lens.numel()
-    plan, kv_indptr, numbers, partials = _views_of(op, workspace, places, batch_size)
+    plan, kv_indptr, numbers, partials = _cached_views(op, workspace, layout, batch_size)
     given = None if sm_scale is None else numbers
     schedule_batch(
         plan, kv_indptr, given, seq_lens, qo_indptr, sm_scale, num_tokens, q_len, most_keys, table_stride,
         shape.num_kv_heads, shape.num_qo_heads // shape.num_kv_heads, kernels.tile_rows, mask_mode, window_left,
         kernels.workers,
     )  # fmt: skip
-    lists = Lists(
-        plan, partials, batch_size, places.max_items, places.max_merges, places.max_slots, kernels.tile_rows,
-        places.slot_rows,
+    lists = WorkLists(
+        plan, partials, batch_size, layout.max_items, layout.max_merges, layout.max_slots, kernels.tile_rows,
+        layout.slot_rows,
     )  # fmt: skip
     return Schedule(kv_indptr, given, lists)

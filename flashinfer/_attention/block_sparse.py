@@ -20,20 +20,20 @@ from .wrapper import BatchWrapper
 
 
 def check_no_positions(op: str, pos_encoding_mode: str) -> None:
-    why = ": kernels see the keys of a row, without their positions in the matrix"
+    why = ": kernels do not know the positions of keys in the matrix"
     check_option(op, "pos_encoding_mode", pos_encoding_mode, ("NONE",), why)
 
 
 def causal_mask(
     qo_lens: Sequence[int], starts: Sequence[int], positions: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
-    """Return the masks of rows of blocks for a causal matrix, or ``None`` if the kernels' causal mask is the same.
+    """Return the masks of rows of blocks in a causal matrix, or ``None`` if they equal the kernels' causal mask.
 
     The kernels' causal mask is aligned at the end: the last query sees all keys.
 
     Args:
         qo_lens: number of queries of each row.
-        starts: last position that the first query of each row sees.
+        starts: last key position that the first query of each row sees.
         positions: positions of each row's keys.
     """
     same, masks = True, []

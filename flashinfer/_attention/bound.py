@@ -1,12 +1,11 @@
-"""Bound calls of attention, operators with few arguments for eager mode, and the streams of runs.
+"""Bound calls of attention: operators with few arguments for eager mode. Also the streams of runs.
 
-torch converts every argument of an operator in each call, which takes as long as the operator's own work on it.
-``run`` of an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` stores
-these once under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and the other
-arguments.
+torch converts every argument of an operator in each call. This takes as long as the operator's own host work.
+``run`` of an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` stores the equal
+ones once, under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and all other arguments.
 
-A bound call has the result of the full operator, or refuses before it writes anything. The full operator then
-copies tensors that kernels cannot read, or raises the detailed error.
+A bound call either has the result of the full operator, or refuses before it writes anything. After a refusal, the full
+operator copies tensors that kernels cannot read, or raises a detailed error.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .._ops.errors import raise_as_callers_mistake
 from .._ops.route import call_handle
 from .arguments import Logits, parameters_of, variant_of
 from .kernels import kernels_of_one
-from .lists import Lists, Shape
+from .lists import Shape, WorkLists
 from .operators import Operators, builtin_operators
 from .scales import NO_SCALES, Scale
 from .signature import CallArguments, ExpectedArguments, Parameters
@@ -37,8 +36,8 @@ PAUSE = 240  # calls to the full operator before the next bound call
 MOST_CALLS = 1024
 ANY = -1
 _PLAIN = (str, int, float, bool, type(None))
-# Handles are unique, so the handle of a freed plan is invalid. Dynamo would copy a plain count, which Python
-# 3.12 deprecates. It does not know this iterator, and breaks the graph.
+# Handles are unique, so the handle of a freed plan is invalid. A plain itertools.count would be copied by Dynamo, and
+# Python 3.12 deprecates such copies. Dynamo does not support this iterator, so it breaks the graph here.
 _handles = iter(itertools.count(1).__next__, None)
 
 
@@ -55,8 +54,8 @@ class Bound:
         """Call the operator ``bind`` with these arguments and a new handle."""
         namespace = operators.namespace
         self._handle, self._sm_scale, self._refusals = next(_handles), parameters.sm_scale, 0
-        self._tensors = arguments, parameters  # kept alive: the module knows where they are
-        # The inner operator is unknown to Dynamo and becomes no node of a graph.
+        self._tensors = arguments, parameters  # referenced, because the module stores their addresses
+        # Dynamo does not trace the inner operator (_op) into a graph.
         namespace.bind.default._op(*expected._replace(handle=self._handle), *arguments, *parameters)
         self._unbind, self._run, self._run_lse, self._run_out, self._stream, self._rebind = (
             operator.default._handle
@@ -66,8 +65,8 @@ class Bound:
             )
         )  # fmt: skip
 
-    def rebind(self, arguments: CallArguments, lists: Lists, rows: int, kv_rows: int) -> None:
-        """Serve another plan, which differs in its tables only. Change nothing if that fails."""
+    def rebind(self, arguments: CallArguments, lists: WorkLists, rows: int, kv_rows: int) -> None:
+        """Use the tables of another plan. Every other argument is equal. After an error nothing has changed."""
         call_handle(
             self._rebind, self._handle, lists.plan, arguments.kv_indptr, arguments.kv_indices, *lists[2:], rows, kv_rows
         )
@@ -94,9 +93,9 @@ class Bound:
     ) -> Result | None:
         """Return the result, or ``None`` if the call needs the full operator.
 
-        ``v`` is ``None`` if ``k`` holds both.
+        ``v`` is ``None`` if ``k`` contains keys and values.
         """
-        if self._refusals >= MOST_REFUSALS:  # a caller whose inputs are always copied
+        if self._refusals >= MOST_REFUSALS:  # the caller's inputs always need a copy
             self._refusals = self._refusals + 1 if self._refusals < MOST_REFUSALS + PAUSE else MOST_REFUSALS - 1
             return None
         try:
@@ -161,10 +160,7 @@ class LastRun:
 
 
 def is_refusal(err: RuntimeError) -> bool:
-    """Return True if a binding or torch's argument parser refused a call before the launch.
-
-    Every other error, such as a device's, is no refusal.
-    """
+    """Return True if a binding or torch's argument parser refused a call before the launch."""
     if isinstance(err, NotImplementedError):
         return True  # a kind of tensor without a kernel
     text = str(err)
@@ -186,9 +182,9 @@ def bind_plan(
 
 
 class BoundCalls:
-    """Bound calls of a function without a plan.
+    """Cache of the bound calls of a function without a plan.
 
-    The key has the arguments that select a module or are checked on the host.
+    A key contains the arguments that select a module or that the host checks.
     """
 
     def __init__(self, family: str, q_dims: int) -> None:
@@ -225,7 +221,7 @@ class BoundCalls:
             or chosen in self._calls
             or not all(type(one) in _PLAIN for one in (q.shape[-1], v.shape[-1], *options))
         ):
-            return  # a size may be a symbol, and a tensor change under its name
+            return  # sizes may be symbolic, and a tensor's values may change
         if logits.pos_encoding_mode == 2:
             return  # slopes depend on the number of heads
         dtypes, head_dims = (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1])

@@ -21,7 +21,7 @@ from .._ops.tensors import check_metadata
 from ..env import BATCH_INVARIANT
 from ..errors import UnsupportedError
 from .arguments import CAUSAL, NON_CAUSAL, check_sinks, no_gradient, rows_of
-from .batch_schedule import kernels_of, places_of, schedule
+from .batch_schedule import kernels_of, schedule, schedule_layout_of
 from .lists import Shape
 from .operators import call, number_of_variant
 from .plan_free import LENGTHS, QUERIES, as_int32, check_workspace, factor_of, flat_table, halves_of, store
@@ -86,26 +86,26 @@ def trtllm_fmha_v2_prefill(
         batch_size: number of requests.
         cum_seq_lens_q: ``[batch_size + 1]`` int32, first queries of the requests. The CPU checks both offsets.
         cum_seq_lens_kv: ``[batch_size + 1]`` int32, first keys of the requests. Paged layouts ignore it.
-        block_tables: ``[batch_size, max_pages]`` int32, pages of each request; for paged layouts only. For a pair of
-            views of one allocation also ``[batch_size, 2, max_pages]``: pages of keys and of values, both counted from
-            the first page of keys. Those of values are those of keys plus the distance of the views.
+        block_tables: ``[batch_size, max_pages]`` int32, pages of each request; for paged layouts only. For keys and
+            values that are views of one allocation also ``[batch_size, 2, max_pages]``: pages of keys, then pages of
+            values. Both count from the first page of keys. A page of values is its page of keys plus the distance
+            between the views, in pages.
         out: ``[tokens, num_qo_heads, head_dim]``. Allocated by default.
-        out_dtype: dtype of the output: that of 16-bit queries, or for 8-bit queries bfloat16, float16 or
-            float8_e4m3fn. By default that of ``out``, or of ``q``.
+        out_dtype: dtype of the output. For 16-bit queries the dtype of ``q``; for 8-bit queries bfloat16, float16 or
+            float8_e4m3fn. By default the dtype of ``out``, or of ``q`` without ``out``.
         sinks: ``[num_qo_heads]`` float32, a logit of each query head that joins the softmax denominator.
         pos_encoding_mode: ``None`` or ``"NONE"``.
         logits_soft_cap_scale: ``cap`` of ``cap * tanh(logits / cap)``; ``None`` or 0: none.
         mask_mode: ``"causal"``; ``"sliding_window"``, which needs ``window_left``; ``"chunked"``: causal within chunks
             of keys; ``"padding"``: no mask. Upper case is accepted.
-        window_left: keys to the left of its own that a query sees, in every mode; -1: all.
+        window_left: number of keys that a query sees before its own position, in every mode; -1: all.
         chunked_attention_size: keys of a chunk, a power of two; only for ``"chunked"``.
         save_softmax_stats: also return the lse.
         skip_softmax_threshold_scale_factor: accepted and ignored. Results are exact.
 
     Returns:
         ``out``, or ``(out, lse)``. ``lse`` is the natural logarithm of the softmax denominator, float32
-        ``[tokens, num_qo_heads]``, ``-inf`` for a query that sees no key. It is not the pair of maximum and sum that
-        another FlashInfer returns.
+        ``[tokens, num_qo_heads]``, ``-inf`` for a query that sees no key. FlashInfer returns maximum and sum instead.
 
     Raises:
         UnsupportedError: a position encoding, or a soft cap with ``bmm1_scale`` on a GPU.
@@ -147,10 +147,10 @@ def trtllm_fmha_v2_prefill(
     if tokens > 0:
         variant = "" if not mask.chunk else "chunk_mask_soft_cap" if cap > 0 else "chunk_mask"
         kernels = kernels_of(op, shape, longest, variant, q.device, "prefill", cap > 0, BATCH_INVARIANT.get())
-        places = places_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
+        schedule_layout = schedule_layout_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
         made = schedule(
-            op, workspace_buffer, shape, kernels, places, as_int32(seq_lens), cum_seq_lens_q.contiguous(), tokens,
-            longest, min(most_keys, keys.most), keys.table_stride, mask.mode, mask.window, sm_scale,
+            op, workspace_buffer, shape, kernels, schedule_layout, as_int32(seq_lens), cum_seq_lens_q.contiguous(),
+            tokens, longest, min(most_keys, keys.most), keys.table_stride, mask.mode, mask.window, sm_scale,
         )  # fmt: skip
         arguments = CallArguments(
             made.kv_indptr if keys.indptr is None else keys.indptr, keys.pages, *made.lists, kv_layout=layout,
@@ -160,7 +160,7 @@ def trtllm_fmha_v2_prefill(
         parameters: tuple[Any, ...] = Parameters(None, made.numbers, None, sinks, scale, cap)
         if variant:
             parameters = (made.numbers, sinks, scale, *((cap,) if cap > 0 else ()), mask.chunk)
-        # Elements of e4m3 are exact in the 16-bit types.
+        # The conversion is exact: 16-bit types represent all values of e4m3.
         queries = rows_of(q if q.dtype == shape.dtype_q else q.to(shape.dtype_q))
         result = out if out.dtype == shape.dtype_o else torch.empty(out.shape, dtype=shape.dtype_o, device=q.device)
         call(op, kernels.operators.run, queries, k, v, result, lse, *arguments, *parameters)
@@ -191,7 +191,7 @@ def _shape_and_out(
     op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: int, paged: bool, out: torch.Tensor | None,
     out_dtype: torch.dtype | str | None,
 ) -> tuple[Shape, torch.Tensor]:  # fmt: skip
-    """Check the operands against each other. Return the shape of the kernels' call, and the output."""
+    """Check the operands. Return the heads, sizes and dtypes of the kernels, and the output."""
     dims = ("p h n d" if layout else "p n h d") if paged else "n h d"
     dtypes = (*(QUERIES[:2] if isinstance(q, torch.Tensor) and q.is_cuda else QUERIES), E4M3)
     tokens, heads, head_dim, *rest = bind(op, q=(q, "t q d", dtypes), k=(k, dims), v=(v, dims, "k"))
@@ -210,7 +210,9 @@ def _shape_and_out(
         and not (is_fp8(q.dtype) and wanted in QUERIES[:2])
         and not (is_fp8(k.dtype) and wanted == E4M3)
     ):
-        raise TypeError(f"{op}: out_dtype: got {wanted}, wanted {q.dtype} as q has, or with 8 bits another of them")
+        raise TypeError(
+            f"{op}: out_dtype: got {wanted}, wanted {q.dtype} as q has; 8-bit q or k also allow other dtypes"
+        )
     if out is None:
         out = torch.empty(tokens, heads, head_dim, dtype=wanted, device=q.device)
     check_metadata(op, "out", out, (tokens, heads, head_dim), q.device, wanted)
@@ -244,7 +246,7 @@ def _mask_of(op: str, mask_mode: str, window_left: int, chunk: int) -> MaskOf:
 
 
 class Keys(NamedTuple):
-    """Places of the keys: offsets of ragged ones, or pages."""
+    """Tables of the keys: offsets of ragged keys, or pages."""
 
     indptr: torch.Tensor | None
     pages: torch.Tensor | None
@@ -282,17 +284,18 @@ def _keys_of(
 def _of_keys(
     op: str, k: torch.Tensor, v: torch.Tensor, page_size: int, seq_lens: torch.Tensor, tables: torch.Tensor
 ) -> torch.Tensor:
-    """Return the pages of keys. Those of values follow from the distance of the views."""
+    """Return the pages of keys. Kernels compute the pages of values from the distance between the views."""
     if is_compiling():
         return tables[:, 0]
     step, distance = k.stride(0) * k.element_size(), v.data_ptr() - k.data_ptr()
     if k.stride() != v.stride() or step == 0 or distance % step != 0:
-        got = f"[batch_size, 2, max_pages] for views {distance} bytes apart with pages of {step}"
-        raise value_error(op, "block_tables", got, "views with equal strides, whole pages apart")
+        got = f"[batch_size, 2, max_pages] for views with a distance of {distance} bytes and pages of {step} bytes"
+        raise value_error(op, "block_tables", got, "views with equal strides and a distance of whole pages")
     if tables.is_cpu:
         used = torch.arange(tables.shape[2], device="cpu")[None, :] * page_size < seq_lens.view(torch.int32)[:, None]
         if bool(((tables[:, 1] - tables[:, 0] != distance // step) & used).any()):
-            raise value_error(op, "block_tables", "other pages of values", f"those of keys plus {distance // step}")
+            wanted = f"each page of values equal to its page of keys plus {distance // step}"
+            raise value_error(op, "block_tables", "other pages of values", wanted)
     return tables[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""Contract with serving engines: names that they use in addition to the wrappers' public methods.
+"""Contract with serving engines: attributes of the wrappers that engines use in addition to public methods.
 
 SGLang, vLLM, TensorRT-LLM and mini-sglang use these names of FlashInfer's wrappers.
 tests/integrations/test_contract.py checks them.
@@ -26,7 +26,7 @@ _MODES = tuple(POS_ENCODINGS)
 
 
 class EngineContract:
-    """Names of the wrappers that engines rely on.
+    """Private attributes of the wrappers that engines read or set.
 
     Attributes:
         _window_left, _logits_soft_cap, _sm_scale, _causal, _pos_encoding_mode, _rope_scale, _rope_theta: options of the
@@ -36,10 +36,10 @@ class EngineContract:
             ``_cached_module.plan``.
         _qo_indptr_buf, _custom_mask_buf, _mask_indptr_buf: buffers of a CUDA graph, ``None`` without.
         _float_workspace_buffer: workspace of partial states.
-        _int_workspace_buffer: workspace of plans. It may be set before a plan, and wrappers may share one. If another
-            wrapper has planned since, plan again before a run.
+        _int_workspace_buffer: workspace of plans. It may be set before a plan. Wrappers may share one: each plan then
+            invalidates the plans of the others.
         _pin_memory_int_workspace_buffer: empty, because each plan allocates its pinned memory.
-        _fixed_batch_size: requests of a CUDA graph, 0 without.
+        _fixed_batch_size: number of requests in a CUDA graph, 0 without a graph.
         _max_total_num_rows: largest number of queries of a captured CUDA graph, ``None`` before the first plan.
         _kv_lens_buffer: lengths of keys of the last plan, on the device.
         _backend: ``"auto"``, ``"fa2"`` or ``"fa3"``. It may be set before a plan.
@@ -100,22 +100,22 @@ class EngineContract:
         custom = getattr(self, "_custom", None)
         return None if custom is None else custom.namespace
 
-    def _say_options(self, planned: Plan) -> None:
+    def _export_options(self, planned: Plan) -> None:
         logits = planned.options.logits
         self._window_left, self._logits_soft_cap, self._sm_scale = logits[1:4]
         self._rope_scale, self._rope_theta = logits[4:]
         self._pos_encoding_mode, self._causal = _MODES[logits.pos_encoding_mode], planned.options.causal == CAUSAL
 
-    def _say_plan(self, planned: Plan) -> None:
+    def _export_plan(self, planned: Plan) -> None:
         self._plan_info = list(self._scheduler.header)
-        batch = planned.requests.batch
+        batch = planned.workload.batch
         if batch.kv_indices is not None:
             self._paged_kv_indptr_buf, self._paged_kv_indices_buf = batch.kv_indptr, batch.kv_indices
         if self._cached_module is None:
             self._cached_module = CachedModule(self)
 
 
-class HostPlan(NamedTuple):
+class ReplanArguments(NamedTuple):
     """Arguments of ``_cached_module.plan``, with tables on the host."""
 
     qo_indptr: torch.Tensor | None
@@ -134,10 +134,10 @@ class HostPlan(NamedTuple):
 
 
 class CachedModule:
-    """``_cached_module`` of a wrapper. Its ``plan()`` balances new lengths for tables on the device.
+    """``_cached_module`` of a wrapper. Its ``plan()`` schedules new lengths for tables that are on the device.
 
-    Engines call it instead of the wrapper's ``plan()`` after the first plan. They have written the wrapper's
-    buffers (CUDA graphs) or have replaced its tables. Options are those of the wrapper's ``plan()``.
+    Engines call it instead of the wrapper's ``plan()`` after the first plan. Before the call they write the wrapper's
+    buffers (CUDA graphs) or replace its tables. Options of the wrapper's last ``plan()`` apply.
     """
 
     def __init__(self, wrapper: Wrapper) -> None:
@@ -146,13 +146,13 @@ class CachedModule:
     def plan(self, *args: Any) -> list[int]:
         """Plan with positional arguments in one of FlashInfer's forms.
 
-        The first three arguments are workspaces. They are ignored in favour of the wrapper's. The rest is one
+        The first three arguments are workspaces. They are ignored, because the wrapper has its own. The rest is one
         of:
 
         - 15 to 20 arguments, for tensor cores: qo_indptr, kv_indptr, kv_lens, rows, batch_size, num_qo_heads,
           num_kv_heads, page_size, graph, head_dim_qk, head_dim_vo, causal; then window_left,
           fixed_split_size, disable_split_kv and two more,
-        - 15 arguments, for other cores: indptr, batch_size, num_qo_heads, num_kv_heads, page_size, graph,
+        - 15 arguments, without tensor cores: indptr, batch_size, num_qo_heads, num_kv_heads, page_size, graph,
           window_left, logits_soft_cap, head_dim_qk, head_dim_vo, and two empty tensors of the dtypes.
 
         Returns:
@@ -166,29 +166,31 @@ class CachedModule:
         op = "_cached_module.plan"
         wrapper = check_present(op, "wrapper", wrapper, "one that is alive")
         op = f"{wrapper._name}.{op}"
-        return replan(op, wrapper, _host_plan(op, args))
+        return replan(op, wrapper, _parse_arguments(op, args))
 
 
-def _host_plan(op: str, args: tuple[Any, ...]) -> HostPlan:
+def _parse_arguments(op: str, args: tuple[Any, ...]) -> ReplanArguments:
     rest = args[3:]
     if len(args) == 15 and not isinstance(rest[1], torch.Tensor):
         indptr, batch_size, heads, kv_heads, page_size, _, window, cap, dim_qk, dim_vo, *_ = rest
-        return HostPlan(None, indptr, None, batch_size, heads, kv_heads, page_size, (dim_qk, dim_vo), None, window, cap)
+        return ReplanArguments(
+            None, indptr, None, batch_size, heads, kv_heads, page_size, (dim_qk, dim_vo), None, window, cap
+        )
     if 15 <= len(args) <= 20:
         qo_indptr, indptr, kv_lens, _, batch_size, heads, kv_heads, page_size, _, dim_qk, dim_vo, causal = rest[:12]
         window, size, disable = (*rest[12:15], None, None, False)[:3] if len(rest) < 15 else rest[12:15]
-        return HostPlan(
+        return ReplanArguments(
             qo_indptr, indptr, kv_lens, batch_size, heads, kv_heads, page_size, (dim_qk, dim_vo), causal, window, None,
             size, bool(disable),
         )  # fmt: skip
     raise TypeError(f"{op}: got {len(args)} arguments, wanted 15 to 20")
 
 
-def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
-    """Make new lists for the tables in the wrapper's buffers; see :class:`CachedModule`."""
+def replan(op: str, wrapper: Wrapper, given: ReplanArguments) -> list[int]:
+    """Schedule the tables in the wrapper's buffers; see :class:`CachedModule`."""
     planned = wrapper._planned_or_fail("_cached_module.plan")
-    requests, shape = planned.requests, planned.requests.shape
-    sizes = (shape.num_qo_heads, shape.num_kv_heads, requests.page_size, (shape.head_dim_qk, shape.head_dim_vo))
+    workload, shape = planned.workload, planned.workload.shape
+    sizes = (shape.num_qo_heads, shape.num_kv_heads, workload.page_size, (shape.head_dim_qk, shape.head_dim_vo))
     got = (given.num_qo_heads, given.num_kv_heads, given.page_size, given.head_dims)
     check_as_planned(op, "heads, page_size and head_dims", got, sizes)
     batch = _batch_of(op, wrapper, given)
@@ -199,28 +201,28 @@ def replan(op: str, wrapper: Wrapper, given: HostPlan) -> list[int]:
     causal = options.causal if given.causal is None else CAUSAL if given.causal else NON_CAUSAL
     if wrapper._q_len_per_req > 1 or wrapper._family == "decode":
         causal = options.causal
-    split_rule = requests.split_rule
+    split_rule = workload.split_rule
     if given.fixed_split_size is not None or given.disable_split_kv:
         split_rule = split_rule_of(op, given.fixed_split_size, given.disable_split_kv, given.page_size)
-    wrapper._replan(requests._replace(batch=batch, split_rule=split_rule), Options(logits, causal))
+    wrapper._replan(workload._replace(batch=batch, split_rule=split_rule), Options(logits, causal))
     return wrapper._plan_info or []
 
 
-def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
+def _batch_of(op: str, wrapper: Wrapper, given: ReplanArguments) -> Batch:
     indptr, indices = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf
     indptr = check_present(op, "paged_kv_indptr", indptr, "the tables of a paged cache")
     indices = check_present(op, "paged_kv_indices", indices, "the tables of a paged cache")
-    near_indptr = given.kv_indptr
-    first, used = check_offsets(op, "kv_indptr", near_indptr, given.batch_size)
+    host_indptr = given.kv_indptr
+    first, used = check_offsets(op, "kv_indptr", host_indptr, given.batch_size)
     if fixed := wrapper._fixed_batch_size:
         check_range(op, "batch_size", given.batch_size, fixed, fixed, why=" as the buffers for CUDA graphs have")
     if given.kv_lens is not None:
         kv_lens = given.kv_lens.to(torch.int32)
     elif given.page_size == 1:
-        kv_lens = near_indptr.diff()
+        kv_lens = host_indptr.diff()
     else:
         (last,) = on_host(wrapper._paged_kv_last_page_len_buf)
-        kv_lens = paged_kv_lens(op, "last_page_len", near_indptr, last, given.page_size)
+        kv_lens = paged_kv_lens(op, "last_page_len", host_indptr, last, given.page_size)
     if wrapper._q_len_per_req > 1:
         check_kv_lens(op, wrapper._q_len_per_req, kv_lens)
     qo_indptr = None
@@ -231,8 +233,8 @@ def _batch_of(op: str, wrapper: Wrapper, given: HostPlan) -> Batch:
         check_offsets(op, "qo_indptr", qo_indptr, given.batch_size)
     rows, row_start = (given.batch_size, 0) if qo_indptr is None else (int(qo_indptr[-1]), int(qo_indptr[0]))
     pages = check_indices(op, "indices", indices, "kv_indptr", first, used)
-    near = wrapper.device
-    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(near), indices.to(near), row_start=row_start)
+    device = wrapper.device
+    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(device), indices.to(device), row_start=row_start)
 
 
 def equal_offsets(batch_size: int, q_len_per_req: int) -> torch.Tensor:
@@ -264,24 +266,24 @@ def fast_decode_plan(
     q_len_per_req: int = 1,
     global_override_indptr_cpu: torch.Tensor | None = None,
 ) -> None:
-    """Plan as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan` does, without a read of the device.
+    """Plan as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan` does, without reading the device.
 
     Args:
         self: the wrapper. Engines install ``partial(fast_decode_plan, wrapper)`` as its ``begin_forward``.
         global_override_indptr_cpu: ``indptr`` on the host, if ``indptr`` is on the device.
         indptr, ...: every other argument as for ``plan()``. With pages of one token ``last_page_len`` is not
-            read. ``indices`` in the wrapper's buffer are not copied. The output has the dtype of the last
-            plan for such queries.
+            read. ``indices`` in the wrapper's buffer are not copied. The output has the dtype that the last plan
+            had for queries of this dtype.
 
     Raises:
-        ValueError, TypeError, UnsupportedError: as ``plan()``, or several queries of each request without a
-            prior plan, which fixes the shape of a graph.
+        ValueError, TypeError, UnsupportedError: as ``plan()``. Several queries per request need a prior plan, because
+            the first plan fixes the shape of a graph.
     """
     if q_len_per_req != 1 and self._planned is None:
         raise ValueError(
             f"fast_decode_plan: q_len_per_req: got {q_len_per_req} without a prior plan, wanted plan() first"
         )
-    near = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
+    host_indptr = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
     if page_size == 1 and last_page_len.device.type != "cpu":
         last_page_len = torch.ones(len(last_page_len), dtype=torch.int32, device="cpu")
     planned, o_data_type = self._planned, None
@@ -291,8 +293,8 @@ def fast_decode_plan(
             o_data_type = shape.dtype_o
     # An engine may install this function as the instance's own plan().
     type(self).plan(
-        self, near, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
-        logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,
-        fixed_split_size=fixed_split_size, disable_split_kv=disable_split_kv, q_len_per_req=q_len_per_req,
-        o_data_type=o_data_type,
+        self, host_indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode,
+        window_left, logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta,
+        non_blocking, fixed_split_size=fixed_split_size, disable_split_kv=disable_split_kv,
+        q_len_per_req=q_len_per_req, o_data_type=o_data_type,
     )  # fmt: skip

@@ -79,7 +79,7 @@ def _attend_batch(
         variant=variant_of(logits),
     )  # fmt: skip
     parameters = parameters_of(logits, batch_size * num_qo_heads, q.device)
-    # Queries first, then the heads of the batch. For one query or one request, the result is a view of it.
+    # [queries, heads of the batch, head_dim]. For one query or one request, the result is a view of this tensor.
     folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(folded.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
     rows = (rows_of(x) for x in (q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1)))
@@ -125,7 +125,7 @@ def _differentiable(
     logits_soft_cap: float,
     sm_scale: float,
 ) -> torch.Tensor:
-    """Compute the same with the gradients of a ragged batch. One graph serves any number of requests."""
+    """Compute :func:`attend_batch` with gradients, as a ragged batch. One graph serves any number of requests."""
     batch_size, _heads, qo_len, _head_dim = q.shape
     kv_len, packed, mode = k.shape[2], None, CAUSAL if causal else NON_CAUSAL
     if mask is not None:

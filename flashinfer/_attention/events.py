@@ -1,4 +1,4 @@
-"""Profiler events of attention: the modules that write them, and the buffer of a run."""
+"""Profiler events of attention: selection of the modules that write events, and the buffer of a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SCALARS = 2  # the last parameters of builtin variants; the buffer is the tenso
 class Events(Attached):
     """Profiler state of a wrapper: its next plan's kernels, and its next run's buffer."""
 
-    wanted: bool = False
+    enabled: bool = False  # the kernels of the next plan write events
     buffer: torch.Tensor | None = None
 
     def operators(self, *configuration: Any) -> Operators:
         """Return :func:`builtin_operators` of the next plan, whose kernels write events."""
         profiled = builtin_operators(*configuration, profiler=True)
-        # Work lists come from the kernels without events, which may have more resident CTAs. Results are then
-        # bit-equal.
+        # The kernels without events make the plan, because they may have more resident CTAs. The results then have
+        # the same bits.
         return replace(profiled, plan=builtin_operators(*configuration).plan, run=_Run(profiled.run, self))
 
     def use(self, op: str, buffer: torch.Tensor | None, operators: Operators, device: torch.device) -> None:

@@ -1,7 +1,7 @@
-"""Selection of attention's kernels: the portable ones (``fa2``) or those of the GPU's arch (``fa3``: 9.0a).
+"""Selection of attention's kernels: portable kernels (``fa2``), or kernels for the GPU's arch (``fa3``: 9.0a).
 
-A family has kernels for an arch if ``csrc/<family>_<arch>.cu`` exists: prefill and decode for 9.0a. Decode's are
-the portable kernels with merges in the same launch. ``"auto"`` never selects them.
+A family has kernels for an arch if ``csrc/<family>_<arch>.cu`` exists. Prefill and decode have kernels for 9.0a. Those
+of decode are the portable kernels with merges in the same launch. ``"auto"`` never selects them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
 from ..jit.spec import BACKENDS
 
-_arch = cache(Arch.of)  # a plan asks for it
+_arch = cache(Arch.of)  # cached, because each plan calls it
 CUSTOM = 2  # mask_mode of the operators: a bit for each element
 MOST_HEADS = 64  # query heads of a key head
-FEW_ROWS = 64  # up to this many rows of queries a request, the portable kernels are as fast
+FEW_ROWS = 64  # up to this many rows per request, the portable kernels are as fast
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class CallProperties:
         """Return True if queries have 8 bits. Portable kernels do not support them."""
         return is_fp8(self.dtypes[0])
 
-    def why_not(self, kernels: str) -> str | None:
-        """Return the reason that excludes kernels for one arch, or ``None``. Portable kernels serve every call."""
+    def unsupported_reason(self, kernels: str) -> str | None:
+        """Return why kernels for one arch do not support the call, or ``None``. Portable kernels support every call."""
         if kernels in ("", *BACKENDS):
             return None
         arch = _arch(kernels)
@@ -90,24 +90,24 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
     Args:
         backend: the caller's: ``"auto"``, ``"fa2"`` or ``"fa3"``.
         call: its properties.
-        rows: queries times ``group``, the mean of the requests.
+        rows: mean number of queries of a request, times ``group``.
 
     Raises:
-        ValueError: another backend, or one whose kernels cannot serve the call, with the reason.
+        ValueError: an unknown backend, or a backend whose kernels do not support the call. The text has the reason.
     """
     check_kernels(backend)
     portable, archs = call.device.type, kernels_for_archs(call.family)
     if KERNELS[backend] in archs:
-        reason = call.why_not(KERNELS[backend])
+        reason = call.unsupported_reason(KERNELS[backend])
         if reason is not None:
-            raise ValueError(f"backend: got {backend!r}, whose kernels cannot serve this call: {reason}")
+            raise ValueError(f"backend: got {backend!r}, whose kernels do not support this call: {reason}")
         return KERNELS[backend]
     # Multi-item scoring uses kernels for one arch only if the backend names them.
     slow = (rows <= FEW_ROWS or call.mask_mode > CUSTOM) and not call.eight_bits
     if KERNELS[backend] or slow or call.family == "decode" or portable != "cuda":
         return portable
-    serving = (kernels for kernels in archs if call.why_not(kernels) is None and can_be_loaded(call, kernels))
-    return next(serving, portable)
+    supported = (kernels for kernels in archs if call.unsupported_reason(kernels) is None)
+    return next((kernels for kernels in supported if can_be_loaded(call, kernels)), portable)
 
 
 @cache
@@ -116,7 +116,7 @@ def kernels_for_archs(family: str) -> tuple[str, ...]:
     return arch_kernels(family)
 
 
-# Kernels of a plan. The number travels through a graph as a size. The portable kernels have number 0.
+# Kernels of a plan by number. A graph passes the number as a size. The portable kernels have number 0.
 KERNELS_BY_NUMBER = ("", *sorted({*kernels_for_archs("prefill"), *kernels_for_archs("decode")}))
 NUMBERS_OF_KERNELS = {kernels: number for number, kernels in enumerate(KERNELS_BY_NUMBER)}
 
@@ -146,7 +146,7 @@ def kernels_of_one(
 
 
 def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
-    """Return the part of the sizes that selects kernels, or 0 if there is no choice."""
+    """Return a number for the sizes that select kernels, or 0 if only the portable kernels apply."""
     try:
         if not q.is_cuda or is_compiling() or q.dim() != 3 or k.dim() != 3:
             return 0

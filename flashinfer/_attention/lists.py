@@ -1,8 +1,8 @@
-"""Lists of a plan: work items, merges, and the buffers that hold them.
+"""Work lists of a plan: work items, merges, and their buffers.
 
-One native call checks the tables of a batch, computes lengths of keys and schedules the work. It writes new host memory,
-which is pinned for CUDA. The copy into ``int_workspace_buffer`` then does not wait and overwrites no copy in flight. The
-tables that kernels read follow the lists, so that one copy brings both.
+One native call checks the tables of a batch, computes lengths of keys and schedules the work. It writes the lists to
+new host memory. For CUDA this memory is pinned, so the copy to ``int_workspace_buffer`` is asynchronous. It is new for
+each plan, because an earlier copy may still read the old one. Tables follow the lists, so one copy transfers both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .signature import HostTables, PlanNumbers
 from .tables import Tables
 
 INT_WORKSPACE = 8 << 20  # bytes
-_CAPTURED = " as in the first plan of this wrapper, whose sizes a captured CUDA graph has"
+_CAPTURED = " as in the wrapper's first plan, which fixes the sizes of a captured CUDA graph"
 MAX_CACHED_NUMBERS = 256  # a wrapper has few kinds of plans
 _HEADER = 16
 _Header = ctypes.c_int32 * _HEADER
@@ -31,7 +31,7 @@ _GOOD, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
 
 
 class Shape(NamedTuple):
-    """The part of a batch that does not change with its lengths."""
+    """Heads, head sizes and dtypes of a batch. They do not depend on its lengths."""
 
     num_qo_heads: int
     num_kv_heads: int
@@ -81,8 +81,8 @@ class Shape(NamedTuple):
         )  # fmt: skip
 
 
-class Lists(NamedTuple):
-    """Arguments of :class:`CallArguments` that a plan determines."""
+class WorkLists(NamedTuple):
+    """Work items and merges of a plan on the device, as fields of :class:`CallArguments`."""
 
     plan: torch.Tensor
     float_workspace: torch.Tensor
@@ -95,7 +95,7 @@ class Lists(NamedTuple):
 
 
 class HostPlan(NamedTuple):
-    """A plan on the host, and the sizes that its tables give."""
+    """Work lists of a plan on the host, and the sizes computed from its tables."""
 
     host: torch.Tensor
     header: list[int]
@@ -104,7 +104,7 @@ class HostPlan(NamedTuple):
     bounds: Bounds | None
     tables_at: int  # offset of kv_indptr and kv_indices after the lists, 0 without them
     end: int  # elements in use
-    extent: list[int]  # end and start of queries, pages or rows of keys, the first and last offset of keys
+    ranges: list[int]  # end and start of queries, number of pages or rows of keys, first and last offset of keys
 
     @property
     def kv_lens(self) -> torch.Tensor:
@@ -116,7 +116,7 @@ _BOUNDED = ("max_items", "max_merges", "tile_rows")  # numbers of a plan that a 
 
 
 class Bounds(NamedTuple):
-    """Sizes in the launches of a captured graph. Later plans must fit into them."""
+    """Sizes of the launches in a captured graph. They bound the sizes of later plans."""
 
     fixed: tuple[int, ...]
     num_queries: int
@@ -156,16 +156,19 @@ class Scheduler:
     def make(
         self, plan: Callable[..., None], numbers: PlanNumbers, tables: HostTables, fixed: tuple[int, ...] | None = None
     ) -> HostPlan | None:
-        """Plan on the host, and write nothing that a run reads. Return ``None`` if tables do not fit each other.
+        """Schedule a batch in host memory. Runs of the last plan are not affected.
 
         ``kv_indptr`` and the used ``kv_indices`` follow the lists if the workspace has room and no captured graph
         reads them from buffers of the caller.
 
         Args:
             plan: the operator: (buffer, numbers, tables ...).
-            numbers: those of the batch without bounds of captured graphs.
+            numbers: numbers of the batch, without the bounds of captured graphs.
             tables: tables on the host.
-            fixed: numbers that plans of one captured graph have in common, by default those of the first seven.
+            fixed: numbers that are equal in all plans of one captured graph, by default the first seven.
+
+        Returns:
+            The plan, or ``None`` if a table is invalid. The caller then raises a detailed error.
 
         Raises:
             ValueError: a plan that does not fit a captured graph.
@@ -196,8 +199,8 @@ class Scheduler:
         self._guess = max(end * 5 // 4, 1 << 12)
         lens = tables.kv_lens if offsets is None else offsets
         assert lens is not None
-        batch_size, extent = lens.numel() - (offsets is not None), header[_ROWS : _KV_END + 1]
-        return HostPlan(host, header, numbers, batch_size, bounds, tables_at, end, extent)
+        batch_size, ranges = lens.numel() - (offsets is not None), header[_ROWS : _KV_END + 1]
+        return HostPlan(host, header, numbers, batch_size, bounds, tables_at, end, ranges)
 
     def key_tables(
         self,
@@ -207,10 +210,10 @@ class Scheduler:
         given: tuple[torch.Tensor, torch.Tensor | None],
         buffers: Sequence[torch.Tensor | None],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return ``kv_indptr`` and the used ``kv_indices`` where kernels read them.
+        """Return the device memory of ``kv_indptr`` and of the used ``kv_indices``.
 
-        :meth:`write` copies tables that follow the lists. ``tables`` copies the others, later to buffers of captured graphs.
-        ``names``, ``given`` and ``buffers`` are the caller's, each for both tables.
+        :meth:`write` copies tables that follow the lists. ``tables`` copies all others, and writes the buffers of
+        captured graphs later. ``names``, ``given`` and ``buffers`` belong to the two tables.
         """
         indptr, indices = given
         if host_plan.tables_at:
@@ -221,14 +224,14 @@ class Scheduler:
         else:
             indptr = tables.to_device(names[0], buffers[0], indptr)
         return indptr, None if indices is None else tables.to_device(
-            names[1], buffers[1], indices, host_plan.extent[-1]
+            names[1], buffers[1], indices, host_plan.ranges[-1]
         )
 
-    def write(self, host_plan: HostPlan) -> Lists:
-        """Copy a plan to the device, over the last one.
+    def write(self, host_plan: HostPlan) -> WorkLists:
+        """Copy a plan to the device. It overwrites the last one.
 
         Raises:
-            ValueError: a workspace that is too small, or more partial results than a captured graph has room for.
+            ValueError: a workspace is too small, or the plan has more partial states than a captured graph.
         """
         header, bounds = host_plan.header, host_plan.bounds
         needed = header[_NEEDED]
@@ -242,14 +245,14 @@ class Scheduler:
             lists = self._lists = self.int_workspace[:needed]
         (lists if end == needed else self.int_workspace[:end]).copy_(host_plan.host[:end], non_blocking=True)
         self.bounds, self.header = bounds, header
-        return Lists(lists, self.float_workspace, host_plan.batch_size, *sizes)
+        return WorkLists(lists, self.float_workspace, host_plan.batch_size, *sizes)
 
-    def kv_lens_of(self, lists: Lists) -> torch.Tensor:
-        """Return the lengths of keys in a plan's lists, ``[batch_size]``."""
+    def kv_lens_of(self, lists: WorkLists) -> torch.Tensor:
+        """Return the view of the lengths of keys in a plan's lists, ``[batch_size]``."""
         return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
     def fits(self, plan: Callable[..., None], numbers: PlanNumbers, tile_rows: int) -> bool:
-        """Return whether another variant has kernels with ``tile_rows``. ``plan``: operator of that variant."""
+        """Return whether a variant has kernels with ``tile_rows``. ``plan`` is the variant's operator."""
         key = (*numbers.fixed, numbers.variant, tile_rows)
         if key not in self._fitting:
             nothing = HostTables(kv_lens=torch.empty(0, dtype=torch.int32, device="cpu"))
@@ -289,7 +292,7 @@ class Scheduler:
     def _bounds_for(
         self, plan: Callable[..., None], numbers: PlanNumbers, tables: HostTables, fixed: tuple[int, ...]
     ) -> Bounds | None:
-        """Return the bounds that the first plan fixed. The first plan fixes its own sizes."""
+        """Return the bounds of the captured graph. The first plan sets them to its own sizes."""
         bounds = self.bounds
         if bounds is not None and bounds.fixed == fixed:
             queries = tables.qo_indptr

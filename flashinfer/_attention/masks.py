@@ -58,8 +58,8 @@ def multi_item(
 ) -> MultiItem | None:
     """Return the checked arguments, or ``None`` if all tables are ``None``.
 
-    A table of a single request may be one number. Positions of each request are padded with zeros to
-    ``token_pos_in_items_len``. The last request may omit the zeros.
+    For a single request, a table may be one number. The positions of each request end with zeros, up to
+    ``token_pos_in_items_len`` elements. The last request may omit its zeros.
     """
     if prefix_len_ptr is token_pos_in_items_ptr is max_item_len_ptr is None:
         return None
@@ -88,7 +88,7 @@ def _numbers(op: str, name: str, x: object, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_packed(op: str, packed: object, at_least: int) -> None:
-    """Check a packed mask of at least so many bytes."""
+    """Check a packed mask of ``at_least`` bytes or more."""
     mask = check_vector(op, "packed_custom_mask", packed, torch.uint8)
     check_range(op, "packed_custom_mask", mask.numel(), at_least, unit="bytes")
 
@@ -96,7 +96,7 @@ def check_packed(op: str, packed: object, at_least: int) -> None:
 def check_bits(op: str, custom_mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return a mask as a contiguous vector of booleans.
 
-    It has this shape, this shape after a dimension of one, or as many elements in one dimension.
+    The mask has the shape ``shape`` or ``[1, *shape]``, or is a vector with as many elements.
     """
     check_tensor(op, "custom_mask", custom_mask)
     check_dtype(op, "custom_mask", custom_mask.dtype, (torch.bool,))
@@ -163,7 +163,7 @@ def mask_request(
     max_item_len_ptr: object,
     buffers: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> MaskRequest:
-    """Return the checked arguments. ``buffers``: those of a captured graph for masks."""
+    """Return the checked arguments. ``buffers`` are the buffers of a captured graph for masks."""
     items = multi_item(op, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
     if custom_mask is None and packed_custom_mask is None and items is None:
         return NO_MASK_REQUEST
@@ -224,7 +224,7 @@ def _multi_item(
     check_count(op, "prefix_len_ptr", prefix_len, kv_lens.numel())
     if kv_lens.numel():
         least = int((kv_lens.to(torch.int64) - prefix_len.to(torch.int64)).max())
-        check_range(op, "token_pos_in_items_len", length, least, why=", the keys after a request's prefix")
+        check_range(op, "token_pos_in_items_len", length, least, why=", the largest number of keys after a prefix")
     return MaskTensors(
         prefix_len=tables.to_device("prefix_len_ptr", None, items.prefix_len),
         token_pos_in_items=tables.to_device("token_pos_in_items_ptr", None, items.token_pos_in_items),

@@ -67,7 +67,7 @@ def merge_state(
 
     Returns:
         ``(v, s)`` with the shapes of ``v_a`` and ``s_a``. ``v`` has the dtype of ``v_a``, ``s`` is float32.
-        Two empty states give 0 and -inf.
+        The merge of two empty states is 0 and -inf.
 
     Raises:
         ValueError: shapes, strides or devices that do not fit.
@@ -107,7 +107,7 @@ def merge_state_in_place(
 
 
 def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merge any number of states.
+    """Merge partial states along the dimension ``num_states``.
 
     Args:
         v: ``[seq_len, num_states, num_heads, head_dim]``, float32, float16 or bfloat16. The last dimension is
@@ -117,7 +117,7 @@ def merge_states(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.
 
     Returns:
         ``(v, s)``: ``[seq_len, num_heads, head_dim]`` of ``v``'s dtype and ``[seq_len, num_heads]`` float32.
-        Empty states only, or no states, give 0 and -inf.
+        If all states are empty, or there are none, the result is 0 and -inf.
 
     Raises:
         ValueError, TypeError: as :func:`merge_state`.

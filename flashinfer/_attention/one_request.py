@@ -1,4 +1,4 @@
-"""Attention of one request without a plan, in eager programs and as opaque operators of torch."""
+"""Attention of one request without a plan: in eager programs, and as operators that graphs do not trace into."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
 from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of, variant_of
 from .kernels import kernels_of_one
-from .operators import Operators, builtin_operators, call, mode_of_variant, named, operators_of_module
+from .operators import Operators, builtin_operators, call, mode_of_variant, operators_of_module, public_error
 from .scales import NO_SCALES, Scale, head_scales, output_dtype, scaled_query, value_scale
 from .signature import CallArguments, Parameters, schema_of
 
@@ -116,12 +116,12 @@ def _attend(
         kernels = kernels_of_one(backend, family, q, k, v, layout, mask_mode, mode, capped, out.dtype)
         operators = builtin_operators(family, q.device.type, dtypes, head_dims, arguments.variant, kernels)
     except ValueError as err:
-        raise named(op, err) from None
+        raise public_error(op, err) from None
     call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *arguments_and_parameters)
 
 
-# Tracing cannot choose a module: its key has sizes that may be symbolic, and it may need a build. This opaque
-# operator chooses it at run time, when the sizes are known.
+# Tracing cannot select a module: sizes may be symbolic, and the module may need a build. This operator selects it at
+# run time, when the sizes are known.
 define_in_python(
     "attend(str family, str op, str backend, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse,"
     f" {schema_of(CallArguments, 'SymInt')}, {schema_of(Parameters)}) -> ()",

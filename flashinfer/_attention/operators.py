@@ -1,4 +1,4 @@
-"""Operators of a configuration's module, loaded or built once per process, and calls of them."""
+"""Operators of attention modules. A module is loaded or built once per process."""
 
 from __future__ import annotations
 
@@ -75,21 +75,21 @@ def builtin_operators(
     return replace(_operators(namespace, variant, custom=False), kernels=kernels or backend, profiler=profiler)
 
 
-# Public names of the arguments that select a module: of a plan, of a call, and of a call without a plan of a batch.
-_OF_PLAN = {
+# Public names of the arguments that select a module: for plan(), for one request, and for a batch without a plan.
+_PLAN_NAMES = {
     "dtype_q": "q_data_type", "dtype_kv": "kv_data_type", "dtype_o": "o_data_type", "device": "float_workspace_buffer",
 }  # fmt: skip
-_OF_CALL = {"dtype_q": "q", "dtype_kv": "k", "dtype_o": "o_dtype", "device": "q"}
-OF_BATCH = {"dtype_q": "query", "dtype_kv": "kv_cache", "dtype_o": "out", "device": "query"}
+_CALL_NAMES = {"dtype_q": "q", "dtype_kv": "k", "dtype_o": "o_dtype", "device": "q"}
+BATCH_NAMES = {"dtype_q": "query", "dtype_kv": "kv_cache", "dtype_o": "out", "device": "query"}
 
 
-def named(op: str, err: ValueError, names: Mapping[str, str] | None = None) -> ValueError:
-    """Return an error of the selection of modules with the names of the called function and of its argument."""
+def public_error(op: str, err: ValueError, names: Mapping[str, str] | None = None) -> ValueError:
+    """Return an error of the selection of modules that names the public function and its argument."""
     public = called(op)
     if isinstance(err, FlashInferError) or str(err).startswith((op, public)):
         return err
     argument, colon, rest = str(err).partition(":")
-    names = names or (_OF_PLAN if op.endswith(".plan") else _OF_CALL)
+    names = names or (_PLAN_NAMES if op.endswith(".plan") else _CALL_NAMES)
     return ValueError(f"{public}: {names.get(argument, argument)}{colon}{rest}")
 
 
@@ -165,7 +165,7 @@ def call(op: str, run: Callable[..., None], *args: Any) -> None:
     except RuntimeError as err:
         if "is missing value for argument" in str(err) or "argument(s) but received" in str(err):
             text = str(err).split(" Declaration:")[0]
-            raise TypeError(f"{op}: the variant's parameters do not fit the arguments given: {text}") from None
+            raise TypeError(f"{op}: the call's arguments do not match the variant's parameters: {text}") from None
         schema = getattr(run, "_schema", None)  # the inner operator of a plan has no schema
         names = [argument.name for argument in schema.arguments] if schema else [""] * len(args)
         raise_from_module(op, names, args, err)

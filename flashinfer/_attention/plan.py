@@ -15,7 +15,7 @@ from .._ops.tensors import check_device, check_dims, check_metadata
 from .arguments import CAUSAL, MULTI_ITEM, Logits, parameters_of
 from .bound import Bound, bind_plan
 from .kernels import NUMBERS_OF_KERNELS
-from .lists import Lists, Shape
+from .lists import Shape, WorkLists
 from .masks import NO_MASKS, MaskTensors
 from .operators import Operators
 from .signature import CallArguments, Parameters
@@ -28,7 +28,7 @@ class NoCopies:
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse ``copy.copy``, ``copy.deepcopy`` and ``pickle``."""
         name = type(self).__name__
-        raise TypeError(f"{name}: got a copy of a wrapper, wanted a new one: two wrappers would share one plan")
+        raise TypeError(f"{name}: got a copy of a wrapper, wanted a new wrapper: both would share one plan")
 
 
 class SplitRule(NamedTuple):
@@ -56,25 +56,27 @@ class Options(NamedTuple):
     causal: int  # CAUSAL or NON_CAUSAL; ignored if there is another mask
 
 
-class Extent(NamedTuple):
-    """Keys in the lists of a plan. A run may see fewer."""
+class KeyExtent(NamedTuple):
+    """Masks that the work items of a plan apply to ranges of keys. A run may mask more keys."""
 
     causal: bool
     window_left: int  # -1: all
 
-    def holds(self, other: Extent) -> bool:
+    def contains(self, other: KeyExtent) -> bool:
+        """Return whether these ranges include all keys of ``other``."""
+        """Return whether these ranges include all keys of ``other``."""
         if self.causal and not other.causal:
             return False
         return self.window_left < 0 or 0 <= other.window_left <= self.window_left
 
-    def joined(self, other: Extent) -> Extent:
+    def union(self, other: KeyExtent) -> KeyExtent:
         """Return the smallest extent that contains both."""
         windows = self.window_left, other.window_left
-        return Extent(self.causal and other.causal, -1 if min(windows) < 0 else max(windows))
+        return KeyExtent(self.causal and other.causal, -1 if min(windows) < 0 else max(windows))
 
 
-class Requests(NamedTuple):
-    """Sizes, tables and masks of a planned batch. Options do not change them."""
+class Workload(NamedTuple):
+    """Sizes, tables and masks of the batch that a plan schedules. They are independent of options."""
 
     batch: Batch
     shape: Shape
@@ -87,16 +89,16 @@ class Requests(NamedTuple):
     def mask_mode(self, options: Options) -> int:
         return options.causal if self.masks.mode is None else self.masks.mode
 
-    def extent(self, options: Options) -> Extent:
-        return Extent(self.mask_mode(options) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1))
+    def extent(self, options: Options) -> KeyExtent:
+        return KeyExtent(self.mask_mode(options) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1))
 
 
 class Plan(NamedTuple):
-    """Plan of a batch: its requests, its lists of work, and the options of its runs."""
+    """Plan of a batch: the workload, its work lists, and the options of its runs."""
 
-    requests: Requests
-    lists: Lists
-    extent: Extent  # of the lists
+    workload: Workload
+    lists: WorkLists
+    extent: KeyExtent  # of the lists
     options: Options
     operators: Operators
     arguments: CallArguments
@@ -108,11 +110,11 @@ class Plan(NamedTuple):
     @property
     def shape(self) -> Shape:
         """Return the shape of the runs."""
-        return self.requests.run_shape or self.requests.shape
+        return self.workload.run_shape or self.workload.shape
 
     @property
     def batch(self) -> Batch:
-        return self.requests.batch
+        return self.workload.batch
 
     @property
     def logits(self) -> Logits:
@@ -120,27 +122,27 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    requests: Requests, lists: Lists, extent: Extent, options: Options, operators: Operators, former: Plan | None, *,
-    device: torch.device, graph_rows: int | None, more_rows: bool,
+    workload: Workload, lists: WorkLists, extent: KeyExtent, options: Options, operators: Operators,
+    former: Plan | None, *, device: torch.device, graph_rows: int | None, more_rows: bool,
 ) -> Plan:  # fmt: skip
-    """Join lists of work with the options of a plan.
+    """Return the plan of a workload, from its work lists and the options of its runs.
 
     Args:
         former: the last plan with these options. Its bound calls are reused if only tables differ. Plans of a captured
-            graph usually differ only in the values of tables, whose addresses and sizes stay.
-        graph_rows: queries of the captured graph that serves all plans, or ``None`` without a graph.
-        more_rows: queries may be more than were planned.
+            graph usually differ only in the values of tables, because addresses and sizes stay.
+        graph_rows: number of queries in the captured graph that serves all plans, or ``None`` without a graph.
+        more_rows: a run may have more queries than the plan.
     """
-    batch, shape, masks, logits = requests.batch, requests.shape, requests.masks, options.logits
+    batch, shape, masks, logits = workload.batch, workload.shape, workload.masks, options.logits
     rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
     window = max(logits.window_left, -1) + 1
     kernels = NUMBERS_OF_KERNELS.get(operators.kernels, 0)
     numbers = (rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window)
-    same_calls = former is not None and _same_calls(former, requests, operators)
+    same_calls = former is not None and _same_calls(former, workload, operators)
     sizes = former.sizes if former is not None and former.numbers == numbers else as_shape(numbers)
-    if former is not None and same_calls and _same_memory(former, requests, lists) and former.numbers == numbers:
+    if former is not None and same_calls and _same_memory(former, workload, lists) and former.numbers == numbers:
         return Plan(
-            requests,
+            workload,
             lists,
             extent,
             options,
@@ -153,7 +155,7 @@ def make_plan(
         )
     arguments = CallArguments(
         batch.kv_indptr, batch.kv_indices, *lists, masks.packed, masks.indptr, masks.prefix_len, masks.token_pos_in_items,
-        masks.token_pos_in_items_len, requests.kv_layout, requests.mask_mode(options), logits.window_left, 1.0,
+        masks.token_pos_in_items_len, workload.kv_layout, workload.mask_mode(options), logits.window_left, 1.0,
         logits.rope_scale, logits.rope_theta, operators.variant,
     )  # fmt: skip
     if former is not None and same_calls:
@@ -161,35 +163,35 @@ def make_plan(
     else:
         parameters = () if operators.custom else parameters_of(logits, shape.num_qo_heads, device)
     bound = None
-    if isinstance(parameters, Parameters) and requests.run_shape is None and not operators.profiler:
+    if isinstance(parameters, Parameters) and workload.run_shape is None and not operators.profiler:
         if former is not None and former.bound is not None and same_calls:
             bound = former.bound
             bound.rebind(arguments, lists, batch.rows, batch.kv_rows)
         else:
             bound = bind_plan(
-                operators, shape, batch.rows, more_rows, requests.page_size, batch.kv_rows, arguments, parameters
+                operators, shape, batch.rows, more_rows, workload.page_size, batch.kv_rows, arguments, parameters
             )
-    return Plan(requests, lists, extent, options, operators, arguments, parameters, numbers, sizes, bound)
+    return Plan(workload, lists, extent, options, operators, arguments, parameters, numbers, sizes, bound)
 
 
-def _same_calls(former: Plan, requests: Requests, operators: Operators) -> bool:
+def _same_calls(former: Plan, workload: Workload, operators: Operators) -> bool:
     """Return whether the calls of two plans with the same options differ in tables only."""
-    before = former.requests
+    before = former.workload
     return (
         former.operators is operators
-        and before.shape == requests.shape
-        and before.page_size == requests.page_size
+        and before.shape == workload.shape
+        and before.page_size == workload.page_size
         and before.masks is NO_MASKS
-        and requests.masks is NO_MASKS
+        and workload.masks is NO_MASKS
     )
 
 
-def _same_memory(former: Plan, requests: Requests, lists: Lists) -> bool:
-    """Return whether a plan is in the same memory as ``former``.
+def _same_memory(former: Plan, workload: Workload, lists: WorkLists) -> bool:
+    """Return whether a plan occupies the same memory as ``former``.
 
-    The calls bound for ``former`` then read the new lists and tables.
+    If so, the bound calls of ``former`` read the new lists and tables.
     """
-    batch, before = requests.batch, former.requests.batch
+    batch, before = workload.batch, former.workload.batch
     return (
         lists.plan is former.lists.plan
         and lists.float_workspace is former.lists.float_workspace
@@ -197,20 +199,20 @@ def _same_memory(former: Plan, requests: Requests, lists: Lists) -> bool:
         and batch.kv_indices is before.kv_indices
         and batch.rows == before.rows
         and batch.kv_rows == before.kv_rows
-        and requests.run_shape is former.requests.run_shape
+        and workload.run_shape is former.workload.run_shape
     )
 
 
-# Offsets that make all sizes distinct. torch would give equal sizes the same symbol.
+# Offsets that make all sizes distinct, because torch gives equal sizes the same symbol.
 _OFFSETS = tuple((number + 1) << 40 for number in range(16))
 _NO_STRIDES = (0,) * (len(_OFFSETS) + 1)
 _NOTHING = torch.empty(0, device="cpu")  # independent of the default device
 
 
 def as_shape(sizes: Sequence[int]) -> torch.Tensor:
-    """Return an empty tensor whose shape holds a plan's sizes, which a graph treats as symbolic.
+    """Return an empty tensor whose shape contains a plan's sizes. A graph treats them as symbolic.
 
-    Integers would become constants of the graph if a module or a global variable holds them.
+    A graph would turn integers of a module or a global variable into constants.
     """
     shape = (0, *map(operator.add, _OFFSETS, sizes))
     return _NOTHING.as_strided(shape, _NO_STRIDES[: len(shape)])
@@ -227,9 +229,9 @@ def check_inputs(
 ) -> None:  # fmt: skip
     """Check that a run fits the plan of ``rows`` queries and ``kv_rows`` pages or rows of ragged keys.
 
-    ``more_rows``: queries may be more than were planned.
+    ``more_rows``: the run may have more queries than the plan.
     """
-    shape, layout, page_size = planned.shape, planned.requests.kv_layout, planned.requests.page_size
+    shape, layout, page_size = planned.shape, planned.workload.kv_layout, planned.workload.page_size
     device = planned.lists.plan.device
     check_dims(op, "q", q, 3)
     for name, x in (("q", q), ("k", k), ("v", v)):

@@ -18,7 +18,7 @@ from .._ops.numbers import check_range, finite, positive, whole
 from .._ops.tensors import check_device, check_metadata, check_tensor
 from ..env import BATCH_INVARIANT
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache, check_sinks, layout_of, no_gradient, rows_of
-from .batch_schedule import Kernels, Places, kernels_of, places_of, schedule
+from .batch_schedule import Kernels, ScheduleLayout, kernels_of, schedule, schedule_layout_of
 from .lists import Shape
 from .operators import call
 from .signature import CallArguments, Parameters
@@ -38,12 +38,15 @@ class Queries(NamedTuple):
     """Queries of each request, which are its last tokens."""
 
     longest: int  # of one request
-    indptr: torch.Tensor | None = None  # [batch_size + 1] int32; None: each request has `longest`
-    mask: torch.Tensor | None = None  # bits of pairs of queries, see draft_mask.h; None: causal
+    indptr: torch.Tensor | None = None  # [batch_size + 1] int32; None: each request has `longest` queries
+    mask: torch.Tensor | None = None  # one bit for each pair of queries, see draft_mask.h; None: causal
 
 
 def halves_of(op: str, kv_cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values of a cache: a pair, or one tensor. With one entry per page, the keys are the values too."""
+    """Return keys and values of a cache, which is a pair or one tensor.
+
+    If a page of the tensor has one entry, it serves as keys and as values.
+    """
     if isinstance(kv_cache, torch.Tensor):
         bind(op, kv_cache=(kv_cache, "_ _ _ _ _"))
         if kv_cache.shape[1] not in (1, 2):
@@ -76,7 +79,7 @@ def attend(
     known = _prepare(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
     positive(op, "max_seq_len", max_seq_len)
     window, tokens = whole(op, "window_left", window_left), query.shape[0]
-    shape, kernels, places = known.shape, known.kernels, known.places
+    shape, kernels, schedule_layout = known.shape, known.kernels, known.schedule_layout
     if queries.mask is not None:
         _check_mask(op, queries.mask, tokens, queries.longest, query.device)
     no_gradient(op, (query, k, v, sinks))
@@ -89,13 +92,13 @@ def attend(
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     fp8_dtypes = (torch.float8_e4m3fn,) if is_fp8(k.dtype) else ()
     check_metadata(op, "out", out, query.shape, query.device, query.dtype, *fp8_dtypes)
-    if kernels is None or places is None:
+    if kernels is None or schedule_layout is None:
         return out
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if is_fp8(out.dtype) else out
     pages, stride = flat_table(block_tables)
     mask_mode = NON_CAUSAL if queries.longest == 1 or queries.mask is not None else CAUSAL
     made = schedule(
-        op, workspace, shape, kernels, places, as_int32(seq_lens), queries.indptr, tokens, queries.longest,
+        op, workspace, shape, kernels, schedule_layout, as_int32(seq_lens), queries.indptr, tokens, queries.longest,
         min(max_seq_len, known.most_keys), stride, mask_mode, window, sm_scale,
     )  # fmt: skip
     arguments = CallArguments(
@@ -111,7 +114,7 @@ def attend(
 
 
 def store(out: torch.Tensor, result: torch.Tensor, factor: torch.Tensor | None) -> None:
-    """Store the kernels' result times a factor on the device. Values of 8 bits saturate."""
+    """Write the kernels' result, times a factor on the device, to ``out``. Values of 8 bits saturate."""
     if factor is not None:
         result = result * factor  # float32
     if result is not out:
@@ -126,7 +129,7 @@ class Prepared(NamedTuple):
     shape: Shape
     most_keys: int  # entries of a request's pages
     kernels: Kernels | None  # None: no query
-    places: Places | None
+    schedule_layout: ScheduleLayout | None
 
 
 _known: dict[tuple[Any, ...], Prepared] = {}
@@ -137,7 +140,7 @@ def _prepare(
     op: str, query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_layout: str, block_tables: torch.Tensor,
     seq_lens: torch.Tensor, queries: Queries,
 ) -> Prepared:  # fmt: skip
-    """Check shapes and dtypes. Operators check the devices of tensors whose shapes are known."""
+    """Return the properties of a call. Shapes and dtypes are checked once; operators check devices in every call."""
     if is_compiling():
         return _checked(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
     try:
@@ -181,14 +184,14 @@ def _checked(
     if block_tables.numel() > 0 and block_tables.stride(1) != 1 and columns > 1:
         raise value_error(op, "block_tables", f"stride {block_tables.stride(1)} of the last dimension", 1)
     shape = Shape(num_qo_heads, heads, head_dim, head_dim, query.dtype, k.dtype, query.dtype)
-    kernels = places = None
+    kernels = schedule_layout = None
     if query.numel() > 0:
         mask, invariant = "" if queries.mask is None else "draft_mask", BATCH_INVARIANT.get()
         # A neighbour may have more queries, unless the caller gives all requests the same number.
         family = "decode" if longest == 1 and not (invariant and queries.indptr is not None) else "prefill"
         kernels = kernels_of(op, shape, longest, mask, query.device, family, invariant=invariant)
-        places = places_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
-    return Prepared(layout, shape, columns * page_size if num_pages else 0, kernels, places)
+        schedule_layout = schedule_layout_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
+    return Prepared(layout, shape, columns * page_size if num_pages else 0, kernels, schedule_layout)
 
 
 def _check_mask(op: str, mask: torch.Tensor, tokens: int, longest: int, device: torch.device) -> None:
@@ -214,7 +217,7 @@ def check_workspace(op: str, workspace: torch.Tensor, device: torch.device) -> N
 def factor_of(
     op: str, name: str, scale: float | torch.Tensor, device: torch.device
 ) -> tuple[float, torch.Tensor | None]:
-    """Return a scale as a number and ``None``, or as 1 and a tensor that the host does not read."""
+    """Return a number and ``None``, or 1 and the scale as a tensor. The host does not read a tensor of a GPU."""
     if not isinstance(scale, torch.Tensor):
         return finite(op, name, scale), None
     if scale.numel() != 1 or scale.dtype != torch.float32:

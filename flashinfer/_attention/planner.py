@@ -19,14 +19,14 @@ from .events import Events
 from .kernels import FEW_ROWS, CallProperties, choose
 from .lists import HostPlan, Shape
 from .masks import NO_MASK_REQUEST, NO_MASKS, MaskTensors, masks_of
-from .operators import Operators, builtin_operators, named
-from .plan import Extent, Options, Plan, Requests, SplitRule, make_plan
-from .request import PlanRequest, bad_tables, key_tables, near_tables
+from .operators import Operators, builtin_operators, public_error
+from .plan import KeyExtent, Options, Plan, SplitRule, Workload, make_plan
+from .request import PlanRequest, key_tables, raise_table_error, tables_on_host
 from .signature import HostTables, PlanNumbers
 from .tables import Batch, Tables, refuse_graph
 
-FIXED_TILE_ROWS = 64  # every configuration of the portable kernels has such tiles
-MOST_OPTIONS = 64  # options whose last plan is kept, so that the next plan reuses its bound calls
+FIXED_TILE_ROWS = 64  # rows of a tile that every configuration of the portable kernels supports
+MOST_OPTIONS = 64  # cached plans, one per set of options: the next plan with these options reuses the bound calls
 
 
 class Planner(EngineContract):
@@ -47,114 +47,119 @@ class Planner(EngineContract):
 
     def _forget_plan(self) -> None:
         self._planned: Plan | None = None
-        self._plans: dict[Options, Plan] = {}  # plans with the same lists
-        self._former: dict[Options, Plan] = {}  # the last plan per options. The next one reuses its bound calls.
+        self._plans: dict[Options, Plan] = {}  # plans of the current workload
+        self._former: dict[Options, Plan] = {}  # last plan of each set of options: the next one reuses its bound calls
         self._bound: Bound | None = None  # bound calls of the plan, for eager mode
-        self._seen: tuple[Any, ...] | None = None  # shapes and dtypes that fit the plan
-        # Kernels and numbers of the last plan, each with its inputs. The next plan usually has the same inputs.
+        self._checked_call: tuple[Any, ...] | None = None  # shapes and dtypes of the last run that was checked
+        # Cached kernels and numbers of the last plan, each with its cache key. The next plan usually has the same key.
         self._chosen: tuple[tuple[Any, ...], tuple[CallProperties, str, int], Operators | None] | None = None
         self._plan_numbers: tuple[tuple[Any, ...], PlanNumbers] | None = None
 
-    def _compile(self, request: PlanRequest) -> None:
-        """Make the plan of a request. Write the caller's buffers last, after every possible error."""
-        kind, given = request.kind, request.tables
-        near, prefix_len = near_tables(request)
+    def _plan_request(self, request: PlanRequest) -> None:
+        """Make the plan of a request. Write the caller's buffers last, after all checks."""
+        settings, given = request.settings, request.tables
+        host_tables, prefix_len = tables_on_host(request)
         mode = None if request.masks is NO_MASK_REQUEST else request.masks.mode
-        options, shape, queries = kind.options, kind.shape, near.qo_indptr
+        options, shape, queries = settings.options, settings.shape, host_tables.qo_indptr
         mean = 1.0
         if queries is not None and (count := queries.numel() - 1) > 0:
             first, end = queries[::count].tolist()
             mean = (end - first) / count
-        extent = Extent(
+        extent = KeyExtent(
             (options.causal if mode is None else mode) in (CAUSAL, MULTI_ITEM), max(options.logits.window_left, -1)
         )
-        operators = self._operators(shape, options, mode, mean, kind.split_rule)
-        host_plan = self._make(operators, shape, extent, kind.split_rule, kind.page_size or 0, near)
+        operators = self._operators(shape, options, mode, mean, settings.split_rule)
+        host_plan = self._schedule(operators, shape, extent, settings.split_rule, settings.page_size or 0, host_tables)
         if host_plan is None:
-            bad_tables(request, near)
-        rows, row_start, kv_rows, kv_start, kv_end = host_plan.extent
+            raise_table_error(request, host_tables)
+        rows, row_start, kv_rows, kv_start, kv_end = host_plan.ranges
         if given.kv_indices is not None and given.kv_indices.numel() < kv_end:
-            bad_tables(request, near)
+            raise_table_error(request, host_tables)
         if self._q_len_per_req > 1:
             check_kv_lens(request.op, self._q_len_per_req, host_plan.kv_lens)
         tables = Tables(request.op, self.device, request.non_blocking)
         kv_indptr, kv_indices = key_tables(self._scheduler, host_plan, tables, request)
         if queries is not None:
-            queries = queries.clone()  # gradients read the table later: the caller may change it
+            queries = queries.clone()  # gradients read the table after the caller may have changed it
         batch = Batch(rows, queries, host_plan.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
         masks = NO_MASKS
         if mode is not None:
             masks = masks_of(tables, batch, request.masks, prefix_len, self._use_cuda_graph)
-        requests = Requests(batch, shape, masks, kind.page_size, self._layout, request.run_shape, kind.split_rule)
-        self._keep(self._write(host_plan, requests, options, extent, operators))
+        workload = Workload(
+            batch, shape, masks, settings.page_size, self._layout, request.run_shape, settings.split_rule
+        )
+        self._store_plan(self._write_plan(host_plan, workload, options, extent, operators))
         tables.commit()
 
     def _plan(
         self, batch: Batch, shape: Shape, logits: Logits, causal: int, masks: MaskTensors, page_size: int
     ) -> None:
         """Make the plan of a batch with tables on the device and known lengths."""
-        requests = Requests(batch, shape, masks, page_size, self._layout)
-        self._replan(requests, Options(logits, causal))
+        workload = Workload(batch, shape, masks, page_size, self._layout)
+        self._replan(workload, Options(logits, causal))
 
-    def _replan(self, requests: Requests, options: Options) -> None:
-        """Make new lists of requests."""
+    def _replan(self, workload: Workload, options: Options) -> None:
+        """Schedule a workload again."""
         refuse_graph()
-        self._keep(self._make_again(requests, options, requests.extent(options)))
+        self._store_plan(self._reschedule(workload, options, workload.extent(options)))
 
-    def _make_again(self, requests: Requests, options: Options, extent: Extent) -> Plan:
-        batch, shape = requests.batch, requests.shape
-        operators = self._operators_of(requests, options)
-        near = HostTables(batch.qo_indptr, batch.kv_lens)
-        host_plan = self._make(operators, shape, extent, requests.split_rule, 0, near)
+    def _reschedule(self, workload: Workload, options: Options, extent: KeyExtent) -> Plan:
+        batch, shape = workload.batch, workload.shape
+        operators = self._operators_of(workload, options)
+        host_tables = HostTables(batch.qo_indptr, batch.kv_lens)
+        host_plan = self._schedule(operators, shape, extent, workload.split_rule, 0, host_tables)
         if host_plan is None:
             raise ValueError(f"{self._name}.plan: got negative lengths, or offsets that are negative or fall")
-        requests = requests._replace(batch=self._keep_tables(batch))
-        return self._write(host_plan, requests, options, extent, operators)
+        workload = workload._replace(batch=self._copy_tables(batch))
+        return self._write_plan(host_plan, workload, options, extent, operators)
 
-    def _keep_tables(self, batch: Batch) -> Batch:
-        """Copy tables that lie in the workspace, because new lists without tables overwrite them."""
+    def _copy_tables(self, batch: Batch) -> Batch:
+        """Copy tables out of the workspace, because new work lists overwrite them."""
         indptr, indices = batch.kv_indptr, batch.kv_indices
         workspace = self._scheduler.int_workspace.untyped_storage()
         if indptr.untyped_storage().data_ptr() != workspace.data_ptr():
             return batch
         return batch._replace(kv_indptr=indptr.clone(), kv_indices=None if indices is None else indices.clone())
 
-    def _make(
+    def _schedule(
         self,
         operators: Operators,
         shape: Shape,
-        extent: Extent,
+        extent: KeyExtent,
         split_rule: SplitRule,
         page_size: int,
-        near: HostTables,
+        host_tables: HostTables,
     ) -> HostPlan | None:
         planned = self._planned
         if planned is not None and planned.operators.kernels != operators.kernels:
-            self._scheduler.bounds = None  # they belong to other kernels
-        # Rows of a tile must not depend on the batch. Other kernels choose them, or have one size only.
+            self._scheduler.bounds = None  # bounds are valid for one kind of kernels
+        # The portable kernels of prefill select the rows of a tile by batch. All other kernels have one size.
         is_fixed = split_rule.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
         key = (shape, extent, split_rule, page_size, operators.variant, is_fixed, self._scheduler.device_index)
         if self._plan_numbers is None or self._plan_numbers[0] != key:
             self._plan_numbers = key, shape.plan_numbers(
                 int(extent.causal), extent.window_left, self._scheduler.device_index, 0, 0,
-                FIXED_TILE_ROWS if is_fixed else 0, int(split_rule.split), split_rule.kv_chunk, operators.variant, page_size,
+                FIXED_TILE_ROWS if is_fixed else 0, int(split_rule.split), split_rule.kv_chunk, operators.variant,
+                page_size,
             )  # fmt: skip
-        return self._scheduler.make(operators.plan, self._plan_numbers[1], near)
+        return self._scheduler.make(operators.plan, self._plan_numbers[1], host_tables)
 
-    def _write(
-        self, host_plan: HostPlan, requests: Requests, options: Options, extent: Extent, operators: Operators
+    def _write_plan(
+        self, host_plan: HostPlan, workload: Workload, options: Options, extent: KeyExtent, operators: Operators
     ) -> Plan:
-        """Copy lists to the device. Wait for the runs of the last plan, whose lists are overwritten."""
+        """Wait for the runs of the last plan, then overwrite its work lists on the device."""
         if self.device.type == "cuda":
             self._last_run.wait(self.device, (plan.bound for plan in self._plans.values()))
-        return self._with(requests, self._scheduler.write(host_plan), extent, options, operators)
+        return self._make_plan(workload, self._scheduler.write(host_plan), extent, options, operators)
 
-    def _with(self, requests: Requests, lists: Any, extent: Extent, options: Options, operators: Operators) -> Plan:
+    def _make_plan(
+        self, workload: Workload, lists: Any, extent: KeyExtent, options: Options, operators: Operators
+    ) -> Plan:
         bounds = self._scheduler.bounds
         # One captured graph serves all plans.
         graph_rows = None if bounds is None or self.device.type != "cuda" else bounds.num_queries
         planned = make_plan(
-            requests, lists, extent, options, operators, self._former.get(options),
+            workload, lists, extent, options, operators, self._former.get(options),
             device=self.device, graph_rows=graph_rows,
             more_rows=self._more_rows,
         )  # fmt: skip
@@ -168,28 +173,31 @@ class Planner(EngineContract):
         """True if a run may bring more queries than were planned."""
         return self._use_cuda_graph and self._q_len_per_req == 1
 
-    def _keep(self, planned: Plan) -> None:
+    def _store_plan(self, planned: Plan) -> None:
         if self._needs_slopes:
-            # A CUDA graph cannot capture their copy from the host.
+            # Slopes are computed on the device, because a CUDA graph cannot capture a copy from the host.
             logits = planned.logits._replace(pos_encoding_mode=POS_ENCODINGS["ALIBI"])
             self._slopes = slopes_of(logits, planned.shape.num_qo_heads, self.device)
         self._plans, self._plan_options = {planned.options: planned}, planned.options
-        self._take(planned)
-        self._say_plan(planned)
+        self._activate(planned)
+        self._export_plan(planned)
 
-    def _take(self, planned: Plan) -> None:
-        self._planned, self._bound, self._seen = planned, planned.bound, None
-        self._say_options(planned)
+    def _activate(self, planned: Plan) -> None:
+        self._planned, self._bound, self._checked_call = planned, planned.bound, None
+        self._export_options(planned)
 
-    def _operators_of(self, requests: Requests, options: Options) -> Operators:
-        batch = requests.batch
+    def _operators_of(self, workload: Workload, options: Options) -> Operators:
+        batch = workload.batch
         mean = (batch.rows - batch.row_start) / max(batch.kv_lens.numel(), 1)
-        return self._operators(requests.shape, options, requests.masks.mode, mean, requests.split_rule)
+        return self._operators(workload.shape, options, workload.masks.mode, mean, workload.split_rule)
 
     def _operators(
         self, shape: Shape, options: Options, mode: int | None, mean: float, split_rule: SplitRule
     ) -> Operators:
-        """Return the operators of a plan. ``mode``: mask mode other than causal. ``mean``: mean queries of a request."""
+        """Return the operators of a plan.
+
+        ``mode`` is a mask mode other than causal, or ``None``. ``mean`` is the mean number of queries of a request.
+        """
         logits, group = options.logits, shape.num_qo_heads // shape.num_kv_heads
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
         rows, events = int(mean * group), self._events
@@ -201,7 +209,7 @@ class Planner(EngineContract):
             rows <= FEW_ROWS,
             split_rule,
             self._backend,
-            events.wanted,
+            events.enabled,
             events.attached is None,
         )
         if self._chosen is None or self._chosen[0] != key:
@@ -216,16 +224,16 @@ class Planner(EngineContract):
             return operators
         call, kernels, variant = chosen
         if bounds is not None and planned is not None and bounds.fixed == shape.plan_numbers().fixed:
-            # Kernels of a captured graph also serve later plans, if they can.
-            if call.why_not(planned.operators.kernels) is None:
+            # Later plans use the kernels of the captured graph if these support the call.
+            if call.unsupported_reason(planned.operators.kernels) is None:
                 kernels = planned.operators.kernels
             elif kernels != planned.operators.kernels:
                 self._scheduler.bounds = None
         try:
-            select = builtin_operators if not events.wanted and events.attached is None else events.operators
+            select = builtin_operators if not events.enabled and events.attached is None else events.operators
             operators = select(self._family, self.device.type, dtypes, head_dims, variant, kernels)
         except ValueError as err:
-            raise named(f"{self._name}.plan", err) from None
+            raise public_error(f"{self._name}.plan", err) from None
         if kernels == chosen[1]:
             self._chosen = key, chosen, operators
         return operators
@@ -237,13 +245,13 @@ class Planner(EngineContract):
                 return choose(backend, call, rows)
             if call.pos_encoding_mode or call.use_logits_soft_cap:
                 raise ValueError(
-                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none: a custom"
-                    " variant transforms its logits itself"
+                    f"{self._name}.plan: pos_encoding_mode, logits_soft_cap: got one with jit_args, wanted none:"
+                    " a custom variant computes its own logits"
                 )
             choose(self._backend, call, 0)
             return ""
         except ValueError as err:
-            raise named(f"{self._name}.plan", err) from None
+            raise public_error(f"{self._name}.plan", err) from None
 
     def _use_options(
         self,
@@ -255,19 +263,19 @@ class Planner(EngineContract):
         rope_theta: float | None,
         causal: int | None = None,
     ) -> None:
-        """Call :meth:`_use` with the options of the deprecated forward()."""
+        """Call :meth:`_use_logits` with the options of the deprecated forward()."""
         head_dim = self._planned_or_fail("forward").shape.head_dim_qk
         logits = logits_of(
             f"{self._name}.forward", head_dim, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale,
             rope_theta,
         )  # fmt: skip
-        self._use(logits, causal)
+        self._use_logits(logits, causal)
 
-    def _use(self, logits: Logits, causal: int | None = None) -> None:
-        """Run the requests of the last plan with other options from now on, until the next plan.
+    def _use_logits(self, logits: Logits, causal: int | None = None) -> None:
+        """Change the options of all runs until the next plan.
 
-        Options are arguments of the kernels. The plan gets new lists only if the current ones lack visible keys or
-        have tiles of another size. New lists are an error during the capture of a CUDA graph.
+        Options are arguments of the kernels. New work lists are made only if the current ones lack visible keys or
+        have tiles of another size. During the capture of a CUDA graph, new work lists are an error.
         """
         planned = self._planned_or_fail("forward")
         options = Options(logits, planned.options.causal if causal is None else causal)
@@ -275,27 +283,27 @@ class Planner(EngineContract):
             return
         if options not in self._plans:
             refuse_graph()
-            self._prepare(planned, options)
-        self._take(self._plans[options])
+            self._prepare_options(planned, options)
+        self._activate(self._plans[options])
 
-    def _prepare(self, planned: Plan, options: Options) -> None:
-        requests, extent = planned.requests, planned.requests.extent(options)
-        operators, before = self._operators_of(requests, options), planned.operators
+    def _prepare_options(self, planned: Plan, options: Options) -> None:
+        workload, extent = planned.workload, planned.workload.extent(options)
+        operators, before = self._operators_of(workload, options), planned.operators
         same_tiles = operators.kernels == before.kernels and (
             operators.variant == before.variant
             or self._scheduler.fits(
                 operators.plan,
-                requests.shape.plan_numbers()._replace(variant=operators.variant),
+                workload.shape.plan_numbers()._replace(variant=operators.variant),
                 planned.lists.tile_rows,
             )
         )
-        if same_tiles and planned.extent.holds(extent):
+        if same_tiles and planned.extent.contains(extent):
             if options.logits.pos_encoding_mode == 2:
-                refuse_capture("forward(): slopes of ALiBi would be computed by the graph alone", "call it")
-            self._plans[options] = self._with(requests, planned.lists, planned.extent, options, operators)
+                refuse_capture("forward(): only the graph would compute the slopes of ALiBi", "call it")
+            self._plans[options] = self._make_plan(workload, planned.lists, planned.extent, options, operators)
             return
-        refuse_capture("forward(): its options need another plan than there is", "call it, or plan() with them,")
-        self._plans = {options: self._make_again(requests, options, planned.extent.joined(extent))}
+        refuse_capture("forward(): its options need a new plan", "call it, or plan() with these options,")
+        self._plans = {options: self._reschedule(workload, options, planned.extent.union(extent))}
 
     def _planned_or_fail(self, what: str) -> Plan:
         return check_planned(f"{self._name}.{what}", self._planned)

@@ -12,7 +12,7 @@ from .accepted import check_hints, check_run, default_rule
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache
 from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
-from .request import PlanRequest, kind_of
+from .request import PlanRequest, plan_settings
 from .scales import Scale
 from .signature import HostTables
 
@@ -158,7 +158,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         windows, modes and dtypes, and the current tables.
         """
         op = self._plan_op
-        kind = kind_of(
+        settings = plan_settings(
             op,
             (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo),
             (q_data_type, kv_data_type, self._dtype_o or o_data_type),
@@ -184,7 +184,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             )  # fmt: skip
         tables = HostTables(queries, None, indptr, indices, last)
         buffers = (self._qo_indptr_buf, *self._paged_buffers)
-        self._compile(PlanRequest(op, kind, tables, _TABLES, buffers, masks, non_blocking))
+        self._plan_request(PlanRequest(op, settings, tables, _TABLES, buffers, masks, non_blocking))
         if not self._use_cuda_graph:
             self._paged_kv_last_page_len_buf = last
 

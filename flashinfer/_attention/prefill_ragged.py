@@ -12,7 +12,7 @@ from .accepted import check_hints, default_rule
 from .arguments import CAUSAL, NON_CAUSAL
 from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
-from .request import PlanRequest, kind_of
+from .request import PlanRequest, plan_settings
 from .scales import Scale
 from .signature import HostTables
 
@@ -93,7 +93,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             ValueError, TypeError: as :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
         """
         op = self._plan_op
-        kind = kind_of(
+        settings = plan_settings(
             op,
             (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo),
             (q_data_type, kv_data_type, self._dtype_o or o_data_type),
@@ -112,15 +112,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
                 op, keys.numel() - 1, seq_lens, None, max_token_per_sequence=max_token_per_sequence,
                 max_sequence_kv=max_sequence_kv,
             )  # fmt: skip
-        shape, run_shape = kind.shape, None
+        shape, run_shape = settings.shape, None
         # float64 has no kernel and serves checks of gradients. Plan as for float32; differentiable() runs it.
         is_wide = shape.dtype_q is torch.float64 and shape.dtype_kv is shape.dtype_o is torch.float64
         if is_wide and self.device.type == "cpu" and self._custom is None:
             narrow = shape._replace(dtype_q=torch.float32, dtype_kv=torch.float32, dtype_o=torch.float32)
-            kind, run_shape = kind._replace(shape=narrow), shape
+            settings, run_shape = settings._replace(shape=narrow), shape
         names, buffers = ("kv_indptr", "", ""), (self._qo_indptr_buf, self._kv_indptr_buf, None, None)
         tables = HostTables(queries, None, keys)
-        self._compile(PlanRequest(op, kind, tables, names, buffers, masks, non_blocking, run_shape))
+        self._plan_request(PlanRequest(op, settings, tables, names, buffers, masks, non_blocking, run_shape))
 
     begin_forward = plan
 

@@ -15,7 +15,7 @@ from ..jit.modules._attention import KERNELS
 from ..jit.modules.prefill import gen_customize_batch_prefill_module
 from .accepted import check_backend
 from .arguments import rows_of
-from .backward import differentiable, refuse, results, wanted
+from .backward import differentiable, needs_differentiable, refuse_gradient, write_results
 from .bound import Result
 from .plan import check_inputs, from_shape
 from .scales import NO_SCALES, Scale
@@ -77,13 +77,13 @@ class BatchPrefill(BatchWrapper):
         check_dims(op, "k", k, 3)
         check_dims(op, "v", v, 3)
         k, v = rows_of(k), rows_of(v)
-        if not wanted(q, k, v):
+        if not needs_differentiable(q, k, v):
             return self._run(q, k, v, args, scales, out, lse, return_lse)
         planned = self._planned_or_fail("run")
         if planned.operators.custom:
-            refuse(op, "with jit_args: wanted tensors that require none")
+            refuse_gradient(op, "with jit_args: needs_differentiable tensors that require none")
         if scales != NO_SCALES:
-            refuse(op, "with scales: wanted tensors that require none")
+            refuse_gradient(op, "with scales: needs_differentiable tensors that require none")
         check_no_extra(op, args, " without jit_args")
         logits, sizes = planned.logits, (planned.batch.rows, planned.batch.kv_rows)
         if is_dynamo_compiling():
@@ -106,13 +106,13 @@ class BatchPrefill(BatchWrapper):
             return tuple(one[first:] for one in inferred) if first else inferred
 
         computed = differentiable(
-            op, own_q, own_k, own_v, infer, self._layout, planned.requests.mask_mode(planned.options), logits,
-            planned.requests.masks.packed, qo_indptr, batch.kv_lens,
+            op, own_q, own_k, own_v, infer, self._layout, planned.workload.mask_mode(planned.options), logits,
+            planned.workload.masks.packed, qo_indptr, batch.kv_lens,
         )  # fmt: skip
         if first:
             whole_out = torch.nn.functional.pad(computed[0], (0, 0, 0, 0, first, 0))
             computed = whole_out, torch.nn.functional.pad(computed[1], (0, 0, first, 0), value=-math.inf)
-        return results(op, computed, out, lse, return_lse)
+        return write_results(op, computed, out, lse, return_lse)
 
 
 def _rows_from(x: torch.Tensor, start: int, layout: int) -> torch.Tensor:

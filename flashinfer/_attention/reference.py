@@ -15,12 +15,12 @@ import torch
 from .arguments import CAUSAL, CUSTOM, POS_ENCODINGS
 
 LOG2E = 1 / math.log(2)
-KEYS = 1024  # of a block
-BLOCK = 1 << 22  # elements of a block of logits of all heads
+KEYS = 1024  # keys of a block
+BLOCK = 1 << 22  # elements of a block: logits of all heads
 
 
 class CallOptions(NamedTuple):
-    """Options of a call, with the meanings that they have for the operators of attention."""
+    """Options of a call, with the same meanings as for the operators of attention."""
 
     layout: int
     mask_mode: int
@@ -59,7 +59,7 @@ class Block(NamedTuple):
 def requests_of(
     q: torch.Tensor, k: torch.Tensor, layout: int, qo_indptr: torch.Tensor | None, kv_lens: torch.Tensor | None
 ) -> list[Request]:
-    """Return the requests of tables on the host. Without tables there is one request."""
+    """Return the requests of a batch, from tables on the host. Without tables there is one request."""
     if qo_indptr is None or kv_lens is None:
         return [Request(0, q.shape[0], 0, k.shape[layout], 0)]
     starts, lengths = qo_indptr.tolist(), kv_lens.tolist()
@@ -79,7 +79,7 @@ def work_dtype(dtype: torch.dtype) -> torch.dtype:
 def rotated(
     x: torch.Tensor, requests: list[Request], keys: bool, options: CallOptions, back: bool = False
 ) -> torch.Tensor:
-    """Rotate ``x`` ``[tokens, heads, head_dim]`` as RoPE on the fly does, or invert that with ``back``."""
+    """Apply RoPE to ``x`` ``[tokens, heads, head_dim]`` as the kernels do. ``back``: apply the inverse."""
     half = x.shape[-1] // 2
     positions = torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     for request in requests:
@@ -161,7 +161,7 @@ class _Attention:
         device = self.k.device
         query = torch.arange(at.q_from, at.q_to, device=device)[:, None]
         key = torch.arange(at.k_from, at.k_to, device=device)
-        ahead = key - query - (request.kv_len - request.qo_len)  # of the query's own position
+        ahead = key - query - (request.kv_len - request.qo_len)  # distance from the query's position to the key
         hidden = torch.zeros_like(ahead, dtype=torch.bool)
         if options.mask_mode == CAUSAL:
             hidden |= ahead > 0

@@ -1,6 +1,6 @@
-"""Requests of plans: the arguments of a public ``plan()``, parsed once.
+"""Parsed arguments of a public ``plan()``.
 
-Numbers, modes and dtypes are the same from plan to plan. They are checked once and then cached.
+Numbers, modes and dtypes are usually equal in all plans of a wrapper. They are checked once and then cached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def cached_by_value(parse: Callable[..., T]) -> Callable[..., T]:
-    """Cache the result of checks, which plans repeat with the same arguments. Errors are raised again."""
+    """Cache the results of ``parse`` by the values of its arguments. Errors are not cached."""
     cached = lru_cache(maxsize=256, typed=True)(parse)
 
     def call(*arguments: Any) -> T:
@@ -38,8 +38,8 @@ def cached_by_value(parse: Callable[..., T]) -> Callable[..., T]:
     return call
 
 
-class PlanKind(NamedTuple):
-    """Arguments of a plan besides its tables and masks."""
+class PlanSettings(NamedTuple):
+    """Sizes, dtypes and options of a plan, without its tables and masks."""
 
     shape: Shape
     options: Options
@@ -51,10 +51,10 @@ class PlanRequest(NamedTuple):
     """Arguments of a plan. Tables are contiguous vectors of int32, on any device."""
 
     op: str
-    kind: PlanKind
+    settings: PlanSettings
     tables: HostTables
-    names: tuple[str, str, str]  # the caller's, of indptr, indices and last_page_len
-    buffers: tuple[torch.Tensor | None, ...]  # of captured graphs, for qo_indptr and the three
+    names: tuple[str, str, str]  # public names of indptr, indices and last_page_len
+    buffers: tuple[torch.Tensor | None, ...]  # of captured graphs: qo_indptr, indptr, indices, last_page_len
     masks: MaskRequest
     non_blocking: bool
     run_shape: Shape | None = None  # float64 shape of the runs, for gradient checks without a kernel
@@ -67,10 +67,10 @@ LogitOptions = tuple[str, int, float | None, float | None, float | None, float |
 SplitOptions = tuple[int | None, bool]  # fixed_split_size, disable_split_kv
 
 
-def kind_of(
+def plan_settings(
     op: str, sizes: Sizes, dtypes: Dtypes, causal: bool, logits: LogitOptions, split: SplitOptions, *page_size: int,
     default: SplitRule = BALANCED,
-) -> PlanKind:  # fmt: skip
+) -> PlanSettings:  # fmt: skip
     """Return the checked arguments of a plan.
 
     Args:
@@ -80,12 +80,12 @@ def kind_of(
     Raises:
         ValueError, TypeError: an argument that does not fit.
     """
-    return _kind_of(op, causal, *sizes, *dtypes, *logits, *split, *default, *page_size)
+    return _plan_settings(op, causal, *sizes, *dtypes, *logits, *split, *default, *page_size)
 
 
 @cached_by_value
-def _kind_of(op: str, causal: bool, *values: Any) -> PlanKind:
-    # Values in one row, because the cache distinguishes the types of values, not of those in a tuple.
+def _plan_settings(op: str, causal: bool, *values: Any) -> PlanSettings:
+    # The arguments are flat, because the cache distinguishes the types of arguments, but not of a tuple's elements.
     sizes, dtypes, logits, page_size = values[:4], values[4:7], values[7:13], values[17:]
     fixed_split_size, disable_split_kv = values[13:15]
     shape = Shape.of(op, *sizes, *dtypes)
@@ -94,11 +94,11 @@ def _kind_of(op: str, causal: bool, *values: Any) -> PlanKind:
     split_rule = split_rule_of(
         op, fixed_split_size, disable_split_kv, 1 if size is None else size, SplitRule(*values[15:17])
     )
-    return PlanKind(shape, Options(checked, CAUSAL if causal else NON_CAUSAL), split_rule, size)
+    return PlanSettings(shape, Options(checked, CAUSAL if causal else NON_CAUSAL), split_rule, size)
 
 
-def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
-    """Return the tables and ``prefix_len`` of multi-item scoring on the host, after one copy from a device at most."""
+def tables_on_host(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
+    """Return the tables, and ``prefix_len`` of multi-item scoring, on the host. At most one copy reads a device."""
     queries, lens, indptr, indices, last = request.tables
     prefix_len = None if request.masks is NO_MASK_REQUEST else request.masks.prefix_len
     queries, lens, indptr, last, prefix_len = on_host(queries, lens, indptr, last, prefix_len)
@@ -107,7 +107,7 @@ def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
     qo_buffer, indptr_buffer, _, _ = request.buffers
     if qo_buffer is not None and queries is not None:
         check_batch_size(request.op, "qo_indptr", queries.numel() - 1, qo_buffer)
-    if indptr_buffer is not None and request.kind.page_size is not None:
+    if indptr_buffer is not None and request.settings.page_size is not None:
         check_batch_size(request.op, request.names[0], indptr.numel() - 1, indptr_buffer)
     return HostTables(queries, lens, indptr, indices, last), prefix_len
 
@@ -115,7 +115,7 @@ def near_tables(request: PlanRequest) -> tuple[HostTables, torch.Tensor | None]:
 def key_tables(
     scheduler: Scheduler, host_plan: HostPlan, tables: Tables, request: PlanRequest
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return offsets and indices that kernels read. ``tables.commit()`` fills the buffers of captured graphs."""
+    """Return the offsets and indices that kernels read. ``tables.commit()`` writes the buffers of captured graphs."""
     queries, _, indptr, indices, last = request.tables
     qo_buffer, indptr_buffer, indices_buffer, last_buffer = request.buffers
     if qo_buffer is not None and queries is not None:
@@ -128,15 +128,15 @@ def key_tables(
     )
 
 
-def bad_tables(request: PlanRequest, near: HostTables) -> NoReturn:
-    """Raise the error of tables that do not fit each other."""
-    op, names, indptr, queries = request.op, request.names, near.kv_indptr, near.qo_indptr
+def raise_table_error(request: PlanRequest, host_tables: HostTables) -> NoReturn:
+    """Raise an error that names the invalid table."""
+    op, names, indptr, queries = request.op, request.names, host_tables.kv_indptr, host_tables.qo_indptr
     assert indptr is not None
     if queries is not None:
         check_offsets(op, "qo_indptr", queries)
-    if request.kind.page_size is None or near.last_page_len is None or request.tables.kv_indices is None:
+    if request.settings.page_size is None or host_tables.last_page_len is None or request.tables.kv_indices is None:
         check_offsets(op, names[0], indptr, None if queries is None else queries.numel() - 1)
     else:
-        last, indices = near.last_page_len, request.tables.kv_indices
-        check_pages(op, queries, request.kind.page_size, indptr, last, indices, names)
+        last, indices = host_tables.last_page_len, request.tables.kv_indices
+        check_pages(op, queries, request.settings.page_size, indptr, last, indices, names)
     raise ValueError(f"{called(op)}: {names[0]}: got tables that do not fit each other")

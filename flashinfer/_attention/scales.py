@@ -27,10 +27,10 @@ def output_dtype(query: torch.dtype) -> torch.dtype:
 def scaled_query(
     op: str, q: torch.Tensor, num_kv_heads: int, q_scale: Scale, k_scale: Scale
 ) -> tuple[torch.Tensor, float]:
-    """Apply both scales to ``q`` or to a factor of the logits, and return the two.
+    """Apply both scales. Return the query and a factor of the logits.
 
-    A number becomes a factor. A tensor on a device is multiplied into the query, because the host must not
-    read it. In a graph, a tensor of one element is a factor too, through ``numbers_of()``.
+    A number multiplies the factor. A tensor on a device multiplies the query, because the host must not read it. In a
+    graph, a tensor of one element multiplies the factor too, through ``numbers_of()``.
     """
     factor: Any = 1.0
     for name, scale, heads in (("q", q_scale, q.shape[-2]), ("k", k_scale, num_kv_heads)):
@@ -48,7 +48,7 @@ def scaled_query(
 def head_scales(
     op: str, scales: tuple[Scale, Scale, Scale], num_qo_heads: int, num_kv_heads: int, device: torch.device
 ) -> tuple[float, float, torch.Tensor | None]:
-    """Return the scales of 8-bit queries, keys and values, whose elements cannot be multiplied in place.
+    """Return the scales of 8-bit queries, keys and values as factors of logits and outputs.
 
     Returns:
         A factor of the logits, a factor of the output, and ``None``. If a scale is a tensor, both factors are
@@ -76,7 +76,7 @@ def head_scales(
 
 
 def _argument(op: str, name: str) -> str:
-    """Return the function's name for the scale of ``q``, ``k`` or ``v``."""
+    """Return the public argument's name for the scale of ``q``, ``k`` or ``v``."""
     is_older = op.startswith(("single_prefill_with_kv_cache", "BlockSparseAttentionWrapper"))
     return f"scale_{name}" if is_older else f"{name}_scale"
 

@@ -15,9 +15,9 @@ Tensor = torch.Tensor
 
 
 class CallArguments(NamedTuple):
-    """Arguments of a call besides queries, keys, values, results and a variant's parameters.
+    """Arguments of a call, without queries, keys, values, results and the variant's parameters.
 
-    The defaults are those of one request without a plan and without a custom mask.
+    The defaults describe one request without a plan and without a custom mask.
     """
 
     kv_indptr: Tensor | None = None
@@ -60,7 +60,7 @@ class Parameters(NamedTuple):
 
 
 class PlanNumbers(NamedTuple):
-    """Numbers of a plan: one tensor of the operator ``plan``, see csrc/attention/tables.h.
+    """Numbers of a plan. The operator ``plan`` takes them as one tensor, see csrc/attention/tables.h.
 
     ``max_items``, ``max_merges`` and ``tile_rows`` are 0 unless a captured graph has fixed them.
     """
@@ -95,9 +95,10 @@ class PlanNumbers(NamedTuple):
 
 
 class HostTables(NamedTuple):
-    """Tables of a plan on the host: the other tensors of the operator ``plan``.
+    """Tables of a plan on the host. The operator ``plan`` takes them after the numbers.
 
-    Lengths of keys are ``kv_lens``, or follow from the other tables. Pages are checked if ``kv_indices`` is there.
+    ``kv_lens`` are the lengths of keys. Without it, they are computed from the other tables. Pages are checked if
+    ``kv_indices`` is not ``None``.
     """
 
     qo_indptr: Tensor | None = None  # None: one query of each request
@@ -108,7 +109,7 @@ class HostTables(NamedTuple):
 
 
 class RebindArguments(NamedTuple):
-    """Arguments of ``rebind``, which gives the bound calls of a handle another plan."""
+    """Arguments of ``rebind``. It replaces the plan of a handle's bound calls."""
 
     handle: int
     plan: Tensor | None

@@ -21,8 +21,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
 
     Args:
         float_workspace_buffer, ..., backend: as for the base class.
-        q_data_type, kv_data_type, head_dim_qk, head_dim_vo, window_left: accepted. ``plan()``'s values are
-            used.
+        q_data_type, kv_data_type, head_dim_qk, head_dim_vo, window_left: accepted and ignored. ``plan()`` sets them.
 
     Raises:
         ValueError, TypeError: as the base class.
@@ -76,14 +75,14 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             q_scale, ...: as for the base class.
 
         Raises:
-            ValueError, TypeError: as the base class, or other arguments by position than these two.
+            ValueError, TypeError: as the base class, or another number of arguments by position.
         """
         if args:
             if len(args) != 2 or sinks is not None:
                 raise TypeError(f"{self._name}.run: got {len(args)} more arguments, wanted two: sinks and sm_scale")
             sinks, sm_scale = args
             options = self._planned_or_fail("run").options
-            self._use(options.logits._replace(sm_scale=float(sm_scale)))
+            self._use_logits(options.logits._replace(sm_scale=float(sm_scale)))
         return super().run(
             q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, return_lse=return_lse,
             enable_pdl=enable_pdl, window_left=window_left, sinks=sinks, kv_cache_sf=kv_cache_sf,

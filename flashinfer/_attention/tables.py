@@ -29,7 +29,7 @@ def refuse_graph() -> None:
 
 
 def on_host(*tensors: torch.Tensor | None) -> Sequence[Any]:
-    """Return the tensors on the CPU. One copy reads all tensors of a device. The host waits only for it.
+    """Return the tensors on the CPU. One copy reads all tensors of a device, so the host waits once.
 
     Raises:
         CaptureError: a CUDA graph is being captured. Its replays would not repeat the copies of a plan.
@@ -71,7 +71,7 @@ def check_batch_size(op: str, name: str, batch_size: int, buffer: torch.Tensor |
 def paged_kv_lens(
     op: str, name: str, indptr: torch.Tensor, last_page_len: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """Return the lengths of requests, ``[batch_size]`` int32 on the host. A request without pages has length 0."""
+    """Return the number of keys of each request, ``[batch_size]`` int32 on the host. Without pages it is 0."""
     pages = indptr.diff()
     has_pages = pages > 0
     if last_page_len.numel():
@@ -90,7 +90,7 @@ class Tables:
     def to_device(
         self, name: str, buffer: torch.Tensor | None, x: torch.Tensor, used: int | None = None
     ) -> torch.Tensor:
-        """Return the memory from which kernels read the first ``used`` elements of ``x``, by default all."""
+        """Return the device memory for the first ``used`` elements of ``x``, by default for all of them."""
         if x is buffer:
             return x
         count, given = x.numel(), x

@@ -1,9 +1,8 @@
 """Operator for planned runs under ``torch.compile``. Its arguments are the plan's values and sizes.
 
-A graph with a module's own ``run`` would be specialised to one plan's numbers and kernels. This operator
-finds the module when the graph runs, so one graph serves all plans of a wrapper. Partial states go to memory
-that the call allocates. A workspace would be a mutated input, and the CUDA graphs of ``torch.compile`` do not
-support those.
+A graph with a module's own ``run`` would be specialised to one plan's numbers and kernels. This operator selects the
+module when the graph runs, so one graph serves all plans of a wrapper. The call allocates memory for partial states:
+a workspace would be a mutated input, which the CUDA graphs of ``torch.compile`` do not support.
 """
 
 from __future__ import annotations

@@ -36,10 +36,11 @@ _SLOPES = "maybe_alibi_slopes"
 
 
 class BatchWrapper(NoCopies, Planner):
-    """A batch of requests with one plan; see the public wrappers."""
+    """Base of the public wrappers: one plan, and the runs of its batch."""
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
-    _own: tuple[tuple[str, ...], int] = ((), 0)  # tensors of a custom variant, and number of its parameters
+    # Names of a custom variant's tensors, and the number of all its parameters.
+    _variant_parameters: tuple[tuple[str, ...], int] = ((), 0)
 
     def __init__(
         self,
@@ -62,21 +63,21 @@ class BatchWrapper(NoCopies, Planner):
         if generate is not None and jit_args is not None:
             self._custom = custom_operators(generate(*jit_args, device=self.device.type))
             self._dtype_o = canonicalize_torch_dtype(jit_args[3])
-            self._own = tuple(jit_args[7]), len(jit_args[7]) + len(jit_args[9])
-            self._needs_slopes = _SLOPES in self._own[0]
+            self._variant_parameters = tuple(jit_args[7]), len(jit_args[7]) + len(jit_args[9])
+            self._needs_slopes = _SLOPES in self._variant_parameters[0]
         self._last_run, self._events = LastRun(), Events()
         self._forget_plan()
 
     @property
     def is_cuda_graph_enabled(self) -> bool:
-        """True if tables are copied to the caller's buffers, for CUDA graphs."""
+        """Return True if plans copy tables to the caller's buffers, for CUDA graphs."""
         return self._use_cuda_graph
 
     def reset_workspace_buffer(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor) -> None:
         """Use other workspaces. Afterwards, plan before the next run, and capture graphs again.
 
         Args:
-            float_workspace_buffer: for partial results, on the wrapper's device.
+            float_workspace_buffer: for partial states, on the wrapper's device.
             int_workspace_buffer: for plans, on the same device.
 
         Raises:
@@ -155,12 +156,12 @@ class BatchWrapper(NoCopies, Planner):
             return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse, sinks)
         # All layers have the same shapes, so each set of shapes is checked once.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
-        if seen is None or seen != self._seen:
+        if seen is None or seen != self._checked_call:
             check_inputs(
                 f"{self._name}.run", planned, q, k, v, planned.batch.rows, planned.batch.kv_rows, self._more_rows,
                 self._q_len_per_req,
             )  # fmt: skip
-            self._seen = seen
+            self._checked_call = seen
         if not q.is_contiguous() or q.is_cuda:
             q = rows_of(q)
         arguments: CallArguments = planned.arguments
@@ -243,13 +244,16 @@ class BatchWrapper(NoCopies, Planner):
         q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
         o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         if operators.custom:
-            return q, planned.arguments._replace(o_scale=o_scale), self._with_known(planned, args), finish
+            return q, planned.arguments._replace(o_scale=o_scale), self._variant_arguments(planned, args), finish
         parameters = parameters_of(logits, shape.num_qo_heads, self.device, factor)
         return q, planned.arguments._replace(o_scale=o_scale), parameters, finish
 
-    def _with_known(self, planned: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the parameters of a custom variant. Tensors that the wrapper has may be omitted, all or none."""
-        names, count = self._own
+    def _variant_arguments(self, planned: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the parameters of a custom variant.
+
+        A caller may omit the tensors that the wrapper provides, but only all of them.
+        """
+        names, count = self._variant_parameters
         known = {
             _SLOPES: self._slopes, "maybe_custom_mask": planned.arguments.custom_mask,
             "maybe_mask_indptr": planned.arguments.mask_indptr,

@@ -146,9 +146,9 @@ class MlaWrapper(NoCopies):
         near = HostTables(near_qo, lens, near_kv, indices if indices.is_cpu else None)
         plan = partial(operators.plan, self._scheduler.float_workspace)
         host_plan = self._scheduler.make(plan, numbers, near, fixed=(num_heads, bool(causal)))
-        if host_plan is None or indices.numel() < host_plan.extent[-1]:
+        if host_plan is None or indices.numel() < host_plan.ranges[-1]:
             _bad_tables(op, names, near_qo, near_kv, near_lens, indices, page_size, last_page)
-        rows, _, num_pages, _, _ = host_plan.extent
+        rows, _, num_pages, _, _ = host_plan.ranges
         self._last_run.wait(self.device, ())
         tables = Tables(op, self.device, non_blocking=True)
         if buffers[0] is not None and queries is not None:

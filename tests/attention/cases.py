@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import flashinfer
-from flashinfer._attention.batch_schedule import places_of
+from flashinfer._attention.batch_schedule import schedule_layout_of
 from flashinfer._attention.lists import Shape
 from flashinfer._attention.signature import CallArguments, Parameters
 
@@ -24,8 +24,8 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     q, k, v = (randn(n, heads, 64, device=device).half() for n, heads in ((3, 4), (9, 2), (9, 2)))
     lse, bits = randn(3, 4, device=device), torch.full((4,), 0b10110111, dtype=torch.uint8, device=device)
     masked, parameters = CallArguments(mask_mode=2, custom_mask=bits), Parameters(sm_scale=0.125)
-    places = places_of(Shape(4, 2, 64, 64, *[torch.float16] * 3), 2, 1, 16, 7)
-    plan, kv_indptr, lens = (torch.zeros(n, dtype=torch.int32, device=device) for n in (places.lists, 3, 2))
+    schedule_layout = schedule_layout_of(Shape(4, 2, 64, 64, *[torch.float16] * 3), 2, 1, 16, 7)
+    plan, kv_indptr, lens = (torch.zeros(n, dtype=torch.int32, device=device) for n in (schedule_layout.lists, 3, 2))
     numbers, scale = torch.zeros(4, dtype=torch.float64, device=device), torch.ones(1, device=device)
     sizes = (2, 1, 4096, 300, 2, 2, 16, 1, -1, 7)
     return attention_samples.operator_calls(device) | {

@@ -188,7 +188,7 @@ BAD_SINGLE_PREFILL = [
     (dict(v=torch.ones(5, 2, 64)), TypeError, "v: got float32, wanted float16 as k has"),
     (dict(o_dtype=torch.int8), ValueError, "cache: o_dtype: got int8, wanted one of"),
     (dict(backend="fa4"), ValueError, "cache: backend: got 'fa4', wanted one of auto, fa2, fa3"),
-    (dict(backend="fa3", custom_mask=torch.ones(3, 5).bool()), ValueError, "cache: backend: got 'fa3', whose kernels cannot"),
+    (dict(backend="fa3", custom_mask=torch.ones(3, 5).bool()), ValueError, "cache: backend: got 'fa3', whose kernels do not"),
     (dict(kv_layout="BSHD"), ValueError, "kv_layout: got 'BSHD', wanted 'NHD' or 'HND'"),
     (dict(pos_encoding_mode=1), ValueError, "pos_encoding_mode: got 1, wanted 'NONE', 'ROPE_LLAMA' or 'ALIBI'"),
     (dict(custom_mask=torch.ones(3, 4).bool()), ValueError, r"custom_mask: got shape \[3, 4\], wanted \[3, 5\] or \[15\]"),
@@ -238,7 +238,7 @@ BAD_PREFILL_PLAN = [
     (dict(custom_mask=torch.ones(17).bool()), ValueError, r"custom_mask: got shape \[17\], wanted \[18\]"),
     (dict(custom_mask=torch.ones(6, 3).bool()), ValueError, r"custom_mask: got shape \[6, 3\], wanted \[18\]"),
     (dict(packed_custom_mask=torch.ones(2, dtype=torch.uint8)), ValueError, "packed_custom_mask: got 2 bytes, wanted at least 3"),
-    (dict(custom_mask=torch.ones(18).bool(), **ITEMS), ValueError, "custom_mask: got both, wanted it or prefix_len_ptr"),
+    (dict(custom_mask=torch.ones(18).bool(), **ITEMS), ValueError, "custom_mask: got both, wanted only custom_mask or only prefix_len_ptr"),
     (dict(ITEMS, max_item_len_ptr=None), ValueError, "max_item_len_ptr: got None, wanted all or none of prefix_len_ptr, "),
     (dict(ITEMS, prefix_len_ptr=None), ValueError, "prefix_len_ptr: got None, wanted all or none of"),
     (dict(ITEMS, prefix_len_ptr=torch.ones(2)), TypeError, "prefix_len_ptr: got torch.float32, wanted torch.uint32"),
@@ -247,7 +247,7 @@ BAD_PREFILL_PLAN = [
     (dict(ITEMS, token_pos_in_items_len=3.5), TypeError, "token_pos_in_items_len: got 3.5, wanted an integer"),
     (dict(ITEMS, token_pos_in_items_len=-1), ValueError, "token_pos_in_items_len: got -1, wanted at least 0"),
     (dict(ITEMS, prefix_len_ptr=torch.tensor([0, 2], dtype=torch.int32).to(torch.uint32)), ValueError,
-     "token_pos_in_items_len: got 4, wanted at least 5, the keys after"),
+     "token_pos_in_items_len: got 4, wanted at least 5, the largest number of keys after"),
 ]  # fmt: skip
 
 

@@ -128,7 +128,7 @@ def backend_of(case: Case, device: str) -> str:
         "prefill", torch.device(device), (dtype, dtype_kv, dtype), head_dims, POS_ENCODINGS[pos], cap, mask_mode,
         case.heads[0] // case.heads[1],
     )  # fmt: skip
-    return "fa3" if wanted.why_not("sm90a") is None else "auto"
+    return "fa3" if wanted.unsupported_reason("sm90a") is None else "auto"
 
 
 def masks_of(case: Case, device: str) -> tuple[list[torch.Tensor] | None, dict]:

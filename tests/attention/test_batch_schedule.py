@@ -43,15 +43,15 @@ class Schedule(NamedTuple):
     kv_lens: list[int]
 
 
-def places(sizes: Sizes, batch: int) -> module.Places:
+def schedule_layout(sizes: Sizes, batch: int) -> module.ScheduleLayout:
     shape = Shape(sizes.heads * sizes.group, sizes.heads, 64, 64, *[torch.float16] * 3)
-    return module.places_of(shape, batch, sizes.q_len, sizes.tile_rows, sizes.workers)
+    return module.schedule_layout_of(shape, batch, sizes.q_len, sizes.tile_rows, sizes.workers)
 
 
 def schedule(lens: torch.Tensor, sizes: Sizes, qo_indptr: torch.Tensor | None = None, tokens: int = -1) -> Schedule:
     """Make a schedule in poisoned memory and parse it."""
     batch = lens.numel()
-    at = places(sizes, batch)
+    at = schedule_layout(sizes, batch)
     plan = torch.full((at.lists,), -7, dtype=torch.int32, device=lens.device)
     kv_indptr = torch.full((batch + 1,), -7, dtype=torch.int32, device=lens.device)
     module.schedule_batch(
@@ -62,7 +62,7 @@ def schedule(lens: torch.Tensor, sizes: Sizes, qo_indptr: torch.Tensor | None = 
     return parse(plan.cpu(), kv_indptr.cpu(), at, batch)
 
 
-def parse(plan: torch.Tensor, kv_indptr: torch.Tensor, at: module.Places, batch: int) -> Schedule:
+def parse(plan: torch.Tensor, kv_indptr: torch.Tensor, at: module.ScheduleLayout, batch: int) -> Schedule:
     merges_at = -(-(16 + 2 * batch) // 8) * 8
     items_at = merges_at + 8 * at.max_merges
     num_items, num_merges = plan[:2].tolist()
@@ -98,7 +98,7 @@ def check(result: Schedule, sizes: Sizes, lens: list[int], queries: list[tuple[i
     for b, start, length, row, first, count in result.merges:
         assert (start, length) == queries[b] and count > 1 and first == slots
         merged[b, row], slots = (first, count), slots + count
-    assert slots <= places(sizes, batch).max_slots
+    assert slots <= schedule_layout(sizes, batch).max_slots
     for b, row in tiles:
         pieces = sorted(of_tile[b, row])
         begin, end = extent(sizes, queries[b][1], lens[b], row)
@@ -111,7 +111,7 @@ def check(result: Schedule, sizes: Sizes, lens: list[int], queries: list[tuple[i
             assert [slot for *_, slot in pieces] == list(range(first, first + count))
             assert all((right[0] - begin) % STEP == 0 for right in pieces[1:])
     assert len(merged) == sum(len(pieces) > 1 for pieces in of_tile.values())
-    at = places(sizes, batch)
+    at = schedule_layout(sizes, batch)
     tickets = result.plan[at.lists - at.max_merges * sizes.heads :]
     assert not tickets[: len(result.merges) * sizes.heads].any()
 
@@ -321,12 +321,12 @@ def threads(tmp_path_factory):
 
 @pytest.mark.parametrize("batch", [1, 33, 65, 150])
 def test_a_cta_makes_the_schedule_of_one_thread(batch, threads):
-    """CUDA's block has many threads. Here 64 threads of the CPU take their places."""
+    """CUDA's block has many threads. Here 64 threads of the CPU take their schedule_layout."""
     for _ in range(4):
         sizes = Sizes(random.choice([1, 9]), workers=random.choice([33, 132]), window_left=random.choice([-1, 700]))
         lens = drawn_lens(batch)
         want = schedule(int32(lens), sizes)
-        at = places(sizes, batch)
+        at = schedule_layout(sizes, batch)
         storage = torch.full((at.lists + 8,), -7, dtype=torch.int32)
         plan = storage[-(storage.data_ptr() // 4) % 8 :][: at.lists]
         kv_indptr = torch.empty(batch + 1, dtype=torch.int32)

@@ -106,7 +106,7 @@ def test_causal_with_blocks_on_the_diagonal(device):
     indptr, indices = indptr_of(range(1, 5)), int32([c for row in range(4) for c in range(row + 1)])
     wrapper = flashinfer.BlockSparseAttentionWrapper(workspace(device))
     wrapper.plan(indptr, indices, M, M, R, R, 6, 2, DIM, causal=True)
-    assert plan_of(wrapper).requests.masks.packed is None
+    assert plan_of(wrapper).workload.masks.packed is None
     q, k, v = inputs(M, M, torch.float16, device)
     assert_near(wrapper.run(q, k, v), attention(q, k, v, causal=True)[0])
 
@@ -267,7 +267,7 @@ def test_variable_blocks(step, causal, heads, kv_heads, dtype, device):
         options["logits_soft_cap"] = 4.0
     tables = [x.to(device) for x in tables]
     wrapper.plan(*tables, heads, kv_heads, DIM, causal, q_data_type=dtype, **options)
-    assert plan_of(wrapper).requests.page_size % step == 0
+    assert plan_of(wrapper).workload.page_size % step == 0
     q, k, v = (drawn((h, n, DIM), dtype, device) for h, n in ((heads, qo_len), (kv_heads, kv_len), (kv_heads, kv_len)))
     out, lse = wrapper.run(q, k, v, return_lse=True)
     assert out.shape == q.shape and lse.shape == q.shape[:2]

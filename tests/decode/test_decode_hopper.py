@@ -222,7 +222,7 @@ def test_only_fa3_selects_it(as_sm90, change):
     ],
 )
 def test_unserved_calls_fail_with_the_reason(as_sm90, change, reason):
-    with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels cannot serve this call: ") as error:
+    with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels do not support this call: ") as error:
         choose("fa3", replace(SERVED, **change), 1)
     assert reason in str(error.value)
 

@@ -219,7 +219,7 @@ PLANNED = [name for name in flashinfer._names() if name.endswith("Wrapper") and 
 def test_copies_are_refused(name, copied):
     """A copy would use and overwrite the plan of the original. No constructor is needed to see it."""
     kind = getattr(flashinfer, name)
-    with pytest.raises(TypeError, match=f"{kind.__name__}: got a copy of a wrapper, wanted a new one"):
+    with pytest.raises(TypeError, match=f"{kind.__name__}: got a copy of a wrapper, wanted a new wrapper"):
         copied(object.__new__(kind))
 
 

@@ -48,7 +48,7 @@ def test_served(hopper, change):
 def test_unserved_calls_fall_back_and_fail_with_fa3(hopper, change, reason):
     wanted = replace(SERVED, **change)
     assert choose("auto", wanted, 1000) == wanted.device.type
-    with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels cannot serve this call: ") as error:
+    with pytest.raises(ValueError, match="backend: got 'fa3', whose kernels do not support this call: ") as error:
         choose("fa3", wanted, 1000)
     assert reason in str(error.value)
 

@@ -160,7 +160,7 @@ def test_a_plan_of_prefill_that_does_not_fit_a_graph(small):
     before = graphed().clone()
     tables = Paged([50, 60], 16, 2, 64, torch.float16, small[0]).tables_on("cpu")
     for qo_lens, options, message in (
-        ([10, 21], {}, "qo_indptr: got 31 queries, wanted at most 30 as in the first plan"),
+        ([10, 21], {}, "qo_indptr: got 31 queries, wanted at most 30 as in the wrapper's first plan"),
         ([10, 20, 30], {}, "qo_indptr: got 3 requests, wanted 2 as the buffer for CUDA graphs"),
         ([1, 1], dict(custom_mask=torch.ones(110).bool()), "custom_mask_buf: got None, wanted one for a custom_mask"),
     ):
@@ -192,7 +192,10 @@ def test_a_plan_that_does_not_fit_a_graph(small):
     [
         (dict(max_items=1), r"got \d+ work items and \d+ merges, and the buffers of this wrapper hold 1 and \d+"),
         (dict(max_merges=0, max_items=1), "buffers of this wrapper hold 1 and 0"),
-        (dict(max_slots=1), r"float_workspace_buffer: got \d+ partial results, wanted at most 1 as in the first plan"),
+        (
+            dict(max_slots=1),
+            r"float_workspace_buffer: got \d+ partial results, wanted at most 1 as in the wrapper's first plan",
+        ),
     ],
 )
 def test_a_graph_that_was_captured_with_less(smaller, message, small):
