@@ -29,7 +29,7 @@ from ..jit.machine.target import CPU_LEVELS, Target, narrowed, native_level, vis
 from ..jit.machine.workspace import workspace
 from ..jit.modules import Matrix, Values, axes, families, matrix_specs, some_of
 from ..jit.report import write
-from ..jit.resolve import ask, resolve
+from ..jit.resolve import find_existing, resolve
 from ..jit.spec import BACKENDS, Spec
 from ..jit.specfile import RecordedSpec
 from .difference import differences
@@ -39,7 +39,7 @@ from .table import show, size
 from .usage import Add, UsageError, cuda_archs, of, positive, recorded_specs, seconds, shard, unique_by_name
 
 if TYPE_CHECKING:
-    from ..jit.cluster.client import Fleet
+    from ..jit.cluster.client import ClusterClient
 
 CROSS_BUILD = (
     "CUDA modules were left out: no GPU is visible. To build them here, name the archs:"
@@ -110,13 +110,13 @@ def run(options: argparse.Namespace) -> int:
     """Return 1 if a module did not build or the report cannot be written."""
     check(options)
     started, outcomes = time.monotonic(), []
-    with fleet_of(options) as fleet:
-        requests = requests_of(options, make_request if fleet is None else fleet.request)
+    with cluster_of(options) as cluster:
+        requests = requests_of(options, make_request if cluster is None else cluster.request)
         if options.dry_run:
             rows = [plan(request) for request in requests]
         else:
             with Display() as display:
-                work = resolve if fleet is None else fleet.run
+                work = resolve if cluster is None else cluster.run
                 outcomes = work(requests, verbose=options.verbose, jobs=options.jobs, watch=display)
             rows = [row_of(outcome) for outcome in outcomes]
     # Files are written before standard output, whose reader may be gone.
@@ -168,13 +168,13 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError(f"--cluster: {why}")
 
 
-def fleet_of(options: argparse.Namespace) -> AbstractContextManager[Fleet | None]:
+def cluster_of(options: argparse.Namespace) -> AbstractContextManager[ClusterClient | None]:
     """Return the cluster that builds, or a context without one."""
     if options.cluster is None:
         return nullcontext()
-    from ..jit.cluster.client import Fleet  # imported only here: `distributed` is an extra and takes a second
+    from ..jit.cluster.client import ClusterClient  # imported only here: `distributed` is an extra and takes a second
 
-    return Fleet(options.cluster, 60.0 if options.cluster_wait is None else options.cluster_wait)
+    return ClusterClient(options.cluster, 60.0 if options.cluster_wait is None else options.cluster_wait)
 
 
 def axis_values(options: argparse.Namespace) -> dict[str, Values]:
@@ -245,7 +245,7 @@ def target_of(recorded: RecordedSpec, options: argparse.Namespace) -> Target:
 def plan(request: BuildRequest) -> dict[str, Any]:
     """Return the row that shows how the request would be built."""
     name, archs = request.spec.name, request.target.archs
-    found = ask(request).artifact
+    found = find_existing(request).artifact
     if found is not None and found.directory == request.destination:
         return row(name, "reuse", archs, found, "up to date")
     if found is not None:

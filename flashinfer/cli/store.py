@@ -98,7 +98,7 @@ def _pulled(one: Store, recorded: RecordedSpec, to: Path | None) -> Row:
     """Pull a module: any build for the archs into a directory, or this machine's build into the workspace."""
     spec, here = recorded.spec, Machine(recorded.spec)
     key = spec.key
-    target = (recorded.target() if to else None) or here.asked
+    target = (recorded.target() if to else None) or here.requested_target
     archs = narrowed(target, spec.archs, spec.name).archs if target is not None else recorded.archs
 
     def destination(build_key: str) -> Path:

@@ -45,7 +45,7 @@ class OtherMachine(Machine):
         self.gpus, self.level = gpus, level
 
     @lazy
-    def asked(self) -> Target | None:
+    def requested_target(self) -> Target | None:
         is_requested = (
             env.CPU_ARCH.get() not in (None, "native") if self.backend == "cpu" else env.CUDA_ARCH_LIST.is_set
         )
@@ -100,9 +100,9 @@ def _specs(options: argparse.Namespace, folder: Path) -> list[RecordedSpec]:
 
 def _has_kernels(recorded: RecordedSpec, options: argparse.Namespace) -> bool:
     """Return whether a module of the matrix has kernels for the machine. Otherwise no program loads it there."""
-    spec, asked = recorded.spec, _machine(recorded, options).asked
+    spec, requested_target = recorded.spec, _machine(recorded, options).requested_target
     try:
-        return asked is None or bool(narrowed(asked, spec.archs, spec.name).archs)
+        return requested_target is None or bool(narrowed(requested_target, spec.archs, spec.name).archs)
     except ToolchainError:
         return False
 

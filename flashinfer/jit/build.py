@@ -1,4 +1,4 @@
-"""Builds: one ninja run over one graph. Every module is checked and published as soon as it is linked."""
+"""Builds: one ninja run over one graph. Each module is checked and published right after its link."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from .report import guarded, say
 from .spec import Spec, closure, digest
 from .worker import RUN, UNIT, file_digest, is_shared, is_up_to_date, read_depfile, read_note_at
 
-# tempfile makes its first name under a lock. A fork in another thread would leave that lock held in the child.
+# The first call of tempfile takes a lock. If another thread forked meanwhile, the lock would stay held in the child.
 with process.one_step(), suppress(OSError):
     tempfile.mkdtemp(dir=os.devnull)
 
@@ -58,13 +58,13 @@ SETTLE = 1.0  # seconds to wait for a killed builder's compilers before building
 def make_request(
     spec: Spec, destination: Path | None = None, target: Target | None = None, key: str | None = None
 ) -> BuildRequest:
-    """Return a request to build ``spec`` here. ``target`` is narrowed to the archs that it has kernels for.
+    """Return a request to build ``spec`` on this machine. ``target`` is narrowed to the archs of its kernels.
 
     ``key``: the key of the spec, if it is known.
 
     Raises:
-        ToolchainError: a tool is missing, no target is known, or there are no kernels for it. The text names
-            the module.
+        ToolchainError: a tool is missing, no target is known, or the module has no kernels for the target. The text
+            names the module.
         WorkspaceError: there is no directory for builds.
     """
     try:
@@ -78,8 +78,8 @@ def make_request(
     return BuildRequest(spec, target, toolchain, key, destination)
 
 
-def copied(found: Artifact, request: BuildRequest) -> Artifact | Rejected:
-    """Copy an artifact to the destination of a request, unless it is there."""
+def copy_to_destination(found: Artifact, request: BuildRequest) -> Artifact | Rejected:
+    """Copy an artifact to the destination of a request. Do nothing if it is there already."""
     if found.directory == request.destination:
         return found
     try:
@@ -94,13 +94,14 @@ class Session:
 
     def __init__(self, verbose: bool, jobs: int | None, watch: Watch | None) -> None:
         self.root, self.holds = workspace(), dict[Request, Hold]()
-        self.verbose, self.watch, self.tried_again = verbose or env.JIT_VERBOSE.get(), watch, set[Request]()
+        self.verbose, self.watch, self.retried = verbose or env.JIT_VERBOSE.get(), watch, set[Request]()
         self.timeline = Timeline(time.time(), os.uname().nodename, os.getpid(), compilers(jobs))
 
     def build(self, holds: Mapping[BuildRequest, Hold]) -> Iterator[tuple[BuildRequest, Artifact | Rejected]]:
         """Build modules in one run and yield their answers.
 
-        A module whose files were removed meanwhile gets no answer the first time. The caller then builds it again.
+        If files of a build were removed meanwhile, its first failure yields no answer. The caller then retries the
+        build.
         """
         run = Run(holds, self.root, self.timeline)
         place = run.folder / run.directory(next(iter(holds)))
@@ -110,18 +111,18 @@ class Session:
             for request in holds:
                 error = failure(request.spec.name, "cannot build", err, self.root)
                 run.answers.setdefault(request, Rejected(error=error))
-            self.tried_again.update(holds)
+            self.retried.update(holds)
         save_timeline(self.timeline, self.root)
         for request, answer in run.answers.items():
-            if isinstance(answer, Rejected) and run.is_lost(request) and request not in self.tried_again:
-                self.tried_again.add(request)
+            if isinstance(answer, Rejected) and run.is_lost(request) and request not in self.retried:
+                self.retried.add(request)
             else:
                 yield request, answer
 
 
 @dataclass
 class _UnitOutput:
-    """Output of one unit: its command, its compiler's lines, and its exit code once it has ended."""
+    """Output of one unit: its command, the lines of its compiler, and its exit code after its end."""
 
     command: str = ""
     lines: list[str] = field(default_factory=list)
@@ -136,27 +137,21 @@ class Run:
         self.root, self.folder = root, root / "build"
         self.answers = dict[BuildRequest, Artifact | Rejected]()
         self.ninja_lines: list[str] = []  # output of ninja itself
-        self.linked = dict[str, str]()  # links in the build directory -> the folders that messages name
+        self.linked = dict[str, str]()  # link in the build directory -> its folder, which messages name instead
         # Request -> output file -> output.
         self.units: dict[BuildRequest, dict[str, _UnitOutput]] = {request: {} for request in holds}
         self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
         self.started = time.time()
         self.worker = [find_python(), "-I", "-S", str(Path(__file__).with_name("worker") / "__main__.py")]
         for request in holds:
-            self._settle(request)
+            self._wait_for_killed_builder(request)
 
     def directory(self, request: BuildRequest) -> str:
-        """Return the directory of a module's build, below the build directory.
-
-        It belongs to this lock only.
-        """
+        """Return the directory of a module's build, relative to ``folder``. Only the holder of the lock writes it."""
         return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
 
-    def _settle(self, request: BuildRequest) -> None:
-        """Wait for the compilers of a killed builder, which end soon.
-
-        If one is stopped, build in another directory.
-        """
+    def _wait_for_killed_builder(self, request: BuildRequest) -> None:
+        """Wait for the compilers of a killed builder. If they do not end soon, build in another directory."""
         deadline = time.monotonic() + SETTLE
         while is_shared(self.folder / self.directory(request) / RUN):
             if time.monotonic() >= deadline:
@@ -169,36 +164,36 @@ class Run:
 
     def __call__(self, verbose: bool, watch: Watch) -> None:
         toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
-        # Units hold the other end of this pipe, and end at once when this process does.
-        theirs, ours = process.pipe()
+        # Units hold the other end of this pipe. It closes when this process ends, and the units then end at once.
+        child_end, own_end = process.pipe()
         try:
-            graph = self._write(theirs, toolchain)
+            graph = self._write(child_end, toolchain)
             command = [toolchain.ninja, "-C", str(self.folder), "-f", graph, "-k", "0"]
             command += ["-j", str(min(self.timeline.jobs, self.progress.total))]
-            with self._start(command, theirs) as ninja:
+            with self._start(command, child_end) as ninja:
                 try:
                     self._follow(ninja, verbose, guarded(watch))
                 except BaseException:
-                    ours.close()
+                    own_end.close()
                     ninja.terminate()
                     raise
         finally:
-            ours.close()
-            os.close(theirs)
+            own_end.close()
+            os.close(child_end)
         for request in self.holds:
             if request not in self.answers:
                 self._record(request)
                 self._finish(request, Rejected(error=self._error(request, command, ninja.returncode)))
 
-    def _start(self, command: list[str], theirs: int) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str], child_end: int) -> subprocess.Popen[bytes]:
         environment = {**compiler_environment(self.folder), "NINJA_STATUS": ""}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         # Libraries compiled now are loaded later, so nobody else may write them.
-        return process.start(command, **pipes, env=environment, pass_fds=[theirs], umask=0o022)
+        return process.start(command, **pipes, env=environment, pass_fds=[child_end], umask=0o022)
 
     def _write(self, alive: int, toolchain: Toolchain) -> str:
         """Write the graph, and per module its ninja file, configuration header and unit parameters."""
-        # ninja's log would declare objects up to date. Each unit decides that by its own record instead.
+        # Remove ninja's log: each unit decides by its own record whether its object is up to date.
         log = self.directory(next(iter(self.holds)))
         for name in (".ninja_log", ".ninja_deps"):
             (self.folder / log / name).unlink(missing_ok=True)
@@ -240,7 +235,7 @@ class Run:
         return f"{log}/{name}.folder/{file}"
 
     def _follow(self, ninja: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
-        # Remove the worker from every command, so that the rest can be run by hand in the build directory.
+        # Remove the worker from every command, so that a user can run the command in the build directory.
         prefix = re.compile(rf"exec {re.escape(shlex.join(self.worker))} .*? -- ")
         requests = {self.directory(request): request for request in self.holds}
         lines = self.ninja_lines
@@ -273,7 +268,7 @@ class Run:
     def _finish(self, request: BuildRequest, answer: Artifact | Rejected) -> None:
         self.answers[request] = answer
         self.progress.left = tuple(other.spec.name for other in self.holds if other not in self.answers)
-        # After a failure, a unit that was killed from outside may have left a compiler that still writes.
+        # A failed unit may have been killed while its compiler still writes: the next build needs another directory.
         hold = self.holds[request]
         hold.release() if isinstance(answer, Artifact) else hold.abandon()
 
@@ -352,7 +347,7 @@ class Run:
 
 
 def _link(folder: str, link: Path) -> None:
-    """Make a link to a folder. It replaces one that an interrupted build may have left."""
+    """Make a link to a folder. Replace an existing link, which an interrupted build may have left."""
     make_directories(link.parent)
     link.unlink(missing_ok=True)
     link.symlink_to(folder)

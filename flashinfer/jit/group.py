@@ -1,9 +1,9 @@
 """``ensure``: ranks of a process group agree on missing modules, on their builders and on one error.
 
-Values travel through the group's own key-value store, which needs no backend and no GPU. The first rank
-gathers the state of all ranks in a thread, decides and sends all ranks the same answer. So a late rank is
-known by its number, and all ranks raise the same error. The file is not called ``ensure.py``, because
-importing it would replace the function of that name.
+Ranks exchange values through the group's key-value store, which needs no backend and no GPU. A thread of the first
+rank gathers the states of all ranks, decides, and sends all ranks the same answer. Errors can therefore name a late
+rank, and are the same on all ranks. The file is not called ``ensure.py``, because its import would replace the function
+``ensure``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .resolve import Lookup, build_jit_specs, look_up, record
 from .spec import Spec
 
 REPORT_INTERVAL = 10.0  # seconds between two lines about late ranks
-ERROR_GRACE = 4.0  # seconds that a decision may be late, and that other ranks may still report after an error
-STORE_GRACE = 2.0  # seconds that the first rank, whose process may host the store, waits for readers
+ERROR_GRACE = 4.0  # seconds to wait for a late decision, and for reports of other ranks after an error
+STORE_GRACE = 2.0  # seconds that the first rank waits for readers, because its process may host the store
 POLL_INTERVALS = 0.002, 0.05  # seconds between two polls, at first and later
 LATE_TEXTS = ("has not called ensure()", "is still building, or gone", "has not ended, or is gone")
 
@@ -40,8 +40,7 @@ _calls: dict[str, int] = {}  # group -> number of calls so far, equal on all ran
 class RankState:
     """First message of a rank: its host, its modules (name -> key) and the missing ones (name -> build key).
 
-    A build key is empty on a host without tools. ``publishes``: the rank writes its builds to a store that it
-    reads.
+    A build key is empty on a host without tools. ``publishes``: the rank writes its builds to a remote store.
     """
 
     host: str
@@ -53,9 +52,9 @@ class RankState:
 def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = None) -> list[Artifact]:
     """Return the artifacts of all specs on every rank: a collective call over ``torch.distributed``.
 
-    The lowest rank of each host looks up, fetches or builds, and the others wait. If hosts publish to a
-    store, each missing module is built by one of them and fetched by the others. Without a process group this
-    is ``build_jit_specs``.
+    The lowest rank of each host looks up, fetches or builds, and all other ranks wait. If hosts publish to a remote
+    store, one host builds each missing module and the others fetch it. Without a process group, the function calls
+    ``build_jit_specs``.
 
     Args:
         specs: modules, the same on every rank.
@@ -102,7 +101,7 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
 
 
 def _host() -> str:
-    """Return the name of the host: ranks with the same one share a boot, a PID namespace and a workspace."""
+    """Return the identity of the host: boot, PID namespace and workspace."""
     return f"{lock.pid_namespace()} {workspace_root().resolve()}"
 
 
@@ -111,10 +110,10 @@ def _is_done(states: Iterable[RankState]) -> bool:
 
 
 def assign(states: Mapping[int, RankState]) -> dict[int, set[str]]:
-    """Return rank -> the modules that it builds.
+    """Map each rank to the modules that it builds.
 
-    The lowest rank of a host builds what the host lacks. If all of these ranks publish, hosts with equal
-    build keys divide the modules among them and fetch the rest afterwards.
+    The lowest rank of a host builds the missing modules of the host. If all of these ranks publish, hosts with equal
+    build keys divide the modules and fetch the rest afterwards.
     """
     leaders, lacks = dict[str, int](), dict[int, dict[str, str]]()
     for rank, one in sorted(states.items()):
@@ -123,7 +122,7 @@ def assign(states: Mapping[int, RankState]) -> dict[int, set[str]]:
     result = {rank: set[str]() for rank in states}
     for number, name in enumerate(sorted({name for one in lacks.values() for name in one})):
         for rank, own in lacks.items():
-            # A host without tools builds nothing, and fetches the build of a host with the same archs.
+            # A host without tools builds nothing. It fetches the build of a host with the same archs.
             alike = [other for other in lacks if (key := lacks[other].get(name)) and key == (own.get(name) or key)]
             if name in own and (not together or not alike or alike[number % len(alike)] == rank):
                 result[rank].add(name)
@@ -203,10 +202,7 @@ class _Session:
         return values
 
     def end(self) -> None:
-        """Report that the last decision was read.
-
-        The first rank waits for that, because it may host the store.
-        """
+        """Report that this rank has read the last decision. The first rank waits, because it may host the store."""
         with suppress(RuntimeError):
             self.store.add(f"{self.prefix}/read", 1)
         if self.rank == 0:
@@ -236,7 +232,8 @@ class _Session:
 
     def _lost(self, err: RuntimeError) -> GroupError:
         first, reason = self.names[0], str(err).splitlines()[0]
-        return GroupError(f"ensure: the group's store is gone, and rank {first} if it hosted it: {reason}", (first,))
+        text = f"ensure: the group's store is gone; rank {first}, which may have hosted it, may be gone too: {reason}"
+        return GroupError(text, (first,))
 
     def _collect(self) -> None:
         with suppress(RuntimeError):  # the store is gone, which every rank notices itself

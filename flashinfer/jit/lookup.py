@@ -1,8 +1,8 @@
 """Requests for modules, and the two sources that are read without a lock: AOT directories and the workspace.
 
-An AOT directory, ``<aot>/<name>/``, is trusted as shipped: any artifact with the spec's key that runs here is
-used, whatever compiler made it. The workspace, ``<root>/artifacts/<name>/<key>/<build key>/``, belongs to
-this machine: if there is a toolchain, an artifact must have exactly its target and versions.
+From an AOT directory, ``<aot>/<name>/``, any artifact with the spec's key is used if it runs on this machine. Its
+compiler does not matter. In the workspace, ``<root>/artifacts/<name>/<key>/<build key>/``, an artifact must also have
+the target and the compiler versions of this machine, unless this machine has no toolchain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]
-TrustedPaths = Iterable[tuple[Path, list[Path]]]  # directory of an artifact, and those above it that must be trusted
+TrustedPaths = Iterable[tuple[Path, list[Path]]]  # directory of an artifact, and parents that must be trusted
 OTHER_SOURCES = "built from other sources, flags or configuration"
 
 
@@ -44,28 +44,29 @@ Builder = Callable[["Mapping[BuildRequest, Hold]"], Iterator[tuple["BuildRequest
 
 
 class Machine:
-    """The machine of this process: its target for a spec and its tools, or ``None`` if they are unknown.
+    """The machine that uses a module: its target and its tools for a spec. ``None`` stands for an unknown value.
 
-    Without ``writes`` the answers of compilers are not stored. ``verify`` describes another machine by a
-    subclass.
+    This class describes this machine. ``verify`` describes other machines by a subclass. ``writes``: store the versions
+    that compilers report.
     """
 
-    loads = True  # modules are loaded on this machine, from its file systems
+    loads = True  # False: the module will be loaded elsewhere, so file systems of this machine do not matter
 
     def __init__(self, spec: Spec, writes: bool = True) -> None:
         self.spec, self.backend, self.writes = spec, spec.backend, writes
 
     @lazy
-    def asked(self) -> Target | None:
-        """Return the target of this machine's modules."""
+    def requested_target(self) -> Target | None:
+        """Return the target that the environment names, else the target of this machine."""
         with suppress(ToolchainError):
             return wanted_target(self.backend)
         return None
 
     @lazy
     def target(self) -> Target | None:
+        """Return the requested target, narrowed to the archs of the spec's kernels."""
         with suppress(ToolchainError):
-            return self.asked and narrowed(self.asked, self.spec.archs, self.spec.name)
+            return self.requested_target and narrowed(self.requested_target, self.spec.archs, self.spec.name)
         return None
 
     @lazy
@@ -75,18 +76,18 @@ class Machine:
         return None
 
     def build_key(self, key: str) -> str:
-        """Return the key that a build of ``key`` would have here, or an empty string without tools."""
+        """Return the build key of a build on this machine, or an empty string without tools."""
         if self.target is None or self.identity is None:
             return ""
         return build_key(key, self.target, self.identity)
 
     def refuses(self, found: Artifact) -> str | None:
-        """Return why an artifact of the right sources cannot be used here, or ``None``."""
+        """Return why this machine cannot use an artifact of the spec, or ``None``."""
         manifest, target = found.manifest, self.target
         if not found.is_prebuilt and self.build_key(manifest["key"]) not in ("", manifest["build_key"]):
             return "built for another target or by other tools"
-        if self.asked is not None and target is None and self.asked.explicit:
-            return f"built for {' '.join(found.archs)} only, wanted {' '.join(self.asked.archs)}"
+        if self.requested_target is not None and target is None and self.requested_target.explicit:
+            return f"built for {' '.join(found.archs)} only, wanted {' '.join(self.requested_target.archs)}"
         if target is not None and target.explicit and not set(target.archs) <= set(found.archs):
             return f"built for {' '.join(found.archs)}, wanted {' '.join(target.archs)}"
         if self.loads and is_noexec(found.path):
@@ -101,9 +102,9 @@ class Request:
     """A request for a module: an artifact with the spec's key, or one that covers all needed values.
 
     Args:
-        needs: axis -> the values that the caller will use. A missing axis stands for all its values.
-        machine: the machine that the artifact is for, by default this one.
-        use: called with a found artifact and a descriptor of its verified library, before it is closed.
+        needs: axis -> the values that the caller will use. Without an axis, all its values are needed.
+        machine: the machine that will use the artifact, by default this one.
+        use: function of an artifact and a descriptor of its verified library. It is called while the file is open.
         prebuilt: accept artifacts of AOT directories.
     """
 
@@ -187,41 +188,41 @@ class Source:
         return iter(())
 
     def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
-        """Answer for requests whose locks this process holds. A request without an answer is asked again."""
+        """Yield answers to requests whose locks this process holds. Requests without an answer are retried."""
         for request in tuple(holds):
             yield request, self.find(request)
 
 
 class Directories(Source):
-    """Directories of artifacts. Their files are verified, so that no lock is needed."""
+    """Directories of artifacts. They need no lock, because each library is verified before its use."""
 
     reads_only = True
 
-    def places(self, name: str, key: str | None = None) -> TrustedPaths:
-        """Yield the directories of a module. If each key has its own directories, yield only those of ``key``."""
+    def directories(self, name: str, key: str | None = None) -> TrustedPaths:
+        """Yield the directories that may contain a module. With ``key``, others may be omitted."""
         raise NotImplementedError
 
-    def places_of_build(self, request: BuildRequest) -> TrustedPaths:
+    def build_directories(self, request: BuildRequest) -> TrustedPaths:
         """Yield the directories that may contain one build."""
         raise NotImplementedError
 
     def find(self, request: Request) -> Artifact | Rejected:
-        """Return an artifact with the key of the request, else one that covers all needed values."""
+        """Return an artifact with the key of the request, else an artifact that covers all needed values."""
         reasons = list[str]()
         for found in self._candidates(request, reasons):
-            if (reason := request.refuses(found) or _unusable(found, request.use)) is None:
+            if (reason := request.refuses(found) or _use_error(found, request.use)) is None:
                 return found
             reasons.append(f"{found.directory}: {reason}")
         return Rejected(tuple(reasons))
 
     def artifacts(self, name: str) -> Iterator[Artifact]:
-        return (found for found in _read(name, self.places(name)) if isinstance(found, Artifact))
+        return (found for found in _read(name, self.directories(name)) if isinstance(found, Artifact))
 
     def _candidates(self, request: Request, reasons: list[str]) -> Iterator[Artifact]:
-        """Yield artifacts for a request, exact ones first. ``reasons``: why others do not answer it."""
+        """Yield candidates for a request, those with its key first. Append why other artifacts are not candidates."""
         spec, build = request.spec, request if isinstance(request, BuildRequest) else None
-        places = self.places(spec.name, request.key) if build is None else self.places_of_build(build)
-        for found in _read(spec.name, places):
+        candidates = self.directories(spec.name, request.key) if build is None else self.build_directories(build)
+        for found in _read(spec.name, candidates):
             if isinstance(found, str):
                 reasons.append(found)
             elif found.manifest["key"] == request.key:
@@ -230,8 +231,8 @@ class Directories(Source):
         for found in self.artifacts(spec.name) if build is None else ():
             if found.manifest["key"] == request.key:
                 continue
-            if is_of(spec, found):
-                if lacking := _lacking(found, wanted):
+            if is_built_from(spec, found):
+                if lacking := _missing_values(found, wanted):
                     reasons.append(f"{found.directory}: built without {lacking}")
                 else:
                     yield found
@@ -246,10 +247,10 @@ class Directories(Source):
 class AotDirectories(Directories):
     """Artifacts built ahead of time, in ``FLASHINFER_AOT_DIR`` and ``data/aot``."""
 
-    def places(self, name: str, key: str | None = None) -> TrustedPaths:
+    def directories(self, name: str, key: str | None = None) -> TrustedPaths:
         return [(directory / name, [directory]) for directory in env.aot_dirs()]
 
-    def places_of_build(self, request: BuildRequest) -> TrustedPaths:
+    def build_directories(self, request: BuildRequest) -> TrustedPaths:
         return [(request.destination, [])]
 
     def find(self, request: Request) -> Artifact | Rejected:
@@ -259,14 +260,14 @@ class AotDirectories(Directories):
 class Workspace(Directories):
     """Artifacts built by this user's processes, or fetched from stores."""
 
-    def places(self, name: str, key: str | None = None) -> TrustedPaths:
+    def directories(self, name: str, key: str | None = None) -> TrustedPaths:
         for root in roots():
             parent = root / "artifacts" / name
             for folder in [parent / key[:32]] if key else _entries(parent):
-                for place in _entries(folder):
-                    yield place, [root, root / "artifacts", parent, folder]
+                for directory in _entries(folder):
+                    yield directory, [root, root / "artifacts", parent, folder]
 
-    def places_of_build(self, request: BuildRequest) -> TrustedPaths:
+    def build_directories(self, request: BuildRequest) -> TrustedPaths:
         for root in roots():
             yield workspace_directory(root, request.spec, request.key, request.build_key), []
 
@@ -281,7 +282,7 @@ def workspace_directory(root: Path, spec: Spec, key: str, build_key: str) -> Pat
     return root / "artifacts" / spec.name / key[:32] / build_key[:32]
 
 
-def is_of(spec: Spec, found: Artifact) -> bool:
+def is_built_from(spec: Spec, found: Artifact) -> bool:
     """Return whether an artifact was built from the spec, with any values of its axes."""
     has = found.manifest["coverage"]
     with suppress(TypeError, ValueError):  # invalid values
@@ -289,8 +290,8 @@ def is_of(spec: Spec, found: Artifact) -> bool:
     return False
 
 
-def _unusable(found: Artifact, use: Use | None) -> str | None:
-    """Verify an artifact and use it. Return the reason if that fails, or ``None``."""
+def _use_error(found: Artifact, use: Use | None) -> str | None:
+    """Verify an artifact and use it. Return the error as text, or ``None``."""
     try:
         with verified(found) as descriptor:
             if use is not None:
@@ -300,21 +301,21 @@ def _unusable(found: Artifact, use: Use | None) -> str | None:
     return None
 
 
-def _lacking(found: Artifact, wanted: Needs) -> str:
+def _missing_values(found: Artifact, wanted: Needs) -> str:
     """Return the needed values that an artifact was built without."""
     has = found.manifest["coverage"]
     lacking = {axis: set(values) - set(has.get(axis, ())) for axis, values in wanted.items()}
     return ", ".join(f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values)
 
 
-def _read(name: str, places: TrustedPaths) -> Iterator[Artifact | str]:
-    """Yield the artifacts in directories, or the reasons why they are invalid."""
-    for place, above in places:
-        if (found := read(place, name)) is not None:
+def _read(name: str, candidates: TrustedPaths) -> Iterator[Artifact | str]:
+    """Yield each artifact in the directories, or the reason why it is invalid."""
+    for directory, parents in candidates:
+        if (found := read(directory, name)) is not None:
             try:
-                yield next(filter(None, map(trust.refusal, above)), None) or found
+                yield next(filter(None, map(trust.refusal, parents)), None) or found
             except OSError as err:
-                yield f"{place}: {err}"
+                yield f"{directory}: {err}"
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -1,8 +1,8 @@
-"""Resolution of requests to artifacts: the order of the sources, and the lock under which a module is made.
+"""Resolution of requests to artifacts: the order of the sources, and the module's lock.
 
-``look_up`` asks the sources that only read. ``resolve`` then asks all of them under the module's lock, because
-another process may have made the module meanwhile. So one process of a machine fetches or builds a module,
-and the others wait for it. A process that finds all its modules imports no part of fetches and builds.
+``find_existing`` asks the sources that only read. On a miss, ``resolve`` takes the module's lock and asks all sources
+again, because another process may have built the module meanwhile. So one process of a machine fetches or builds a
+module, and all others wait. After hits only, a process imports no code of fetches and builds.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Build(Source):
     """Source that compiles modules on this machine, all in one run of ninja."""
 
     def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
-        builds = {one if isinstance(one, BuildRequest) else permitted(one): one for one in holds}
-        for made, answer in build({made: holds[one] for made, one in builds.items()}) if builds else ():
-            yield builds[made], answer
+        builds = {one if isinstance(one, BuildRequest) else permitted_build(one): one for one in holds}
+        for built, answer in build({built: holds[one] for built, one in builds.items()}) if builds else ():
+            yield builds[built], answer
 
 
 SOURCES: tuple[Source, ...] = (AotDirectories(), Workspace(), Remote(), Build())
@@ -81,8 +81,8 @@ class Lookup:
 class Outcome:
     """The result of a request.
 
-    ``how``: ``ready``, ``reused`` (made by another process or for another directory, or fetched), ``built`` or
-    ``failed``. ``timeline``: that of its build.
+    ``how`` is ``ready``, ``reused``, ``built`` or ``failed``. A reused artifact was fetched, built by another process,
+    or copied from another directory. ``timeline`` is the timeline of the build.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Outcome:
 
 def look_up(spec: Spec, needs: Needs | None = None, machine: Machine | None = None) -> Lookup:
     """Return the artifact that a load would use. The arguments are those of :class:`.lookup.Request`."""
-    return ask(Request(spec, needs, machine))
+    return find_existing(Request(spec, needs, machine))
 
 
-def ask(request: Request) -> Lookup:
-    """Ask the sources that only read. No lock is taken."""
+def find_existing(request: Request) -> Lookup:
+    """Look up an artifact in the sources that only read, without a lock."""
     started, artifact, reasons = time.perf_counter(), None, list[str]()
     for source in (one for one in SOURCES if one.reads_only):
         answer = source.find(request)
@@ -114,7 +114,7 @@ def ask(request: Request) -> Lookup:
 
 
 def artifacts(name: str) -> Iterator[Artifact]:
-    """Yield every artifact of a module's name on this machine, of any sources and for any machine."""
+    """Yield every artifact on this machine with a module's name, for any key and any target."""
     for source in SOURCES:
         yield from source.artifacts(name)
 
@@ -124,8 +124,8 @@ def resolve(
 ) -> list[Outcome]:
     """Find, fetch or build modules, each once on this machine. A failure does not stop the others.
 
-    Modules that no other process makes are fetched, and the missing ones built in one run. Then the process
-    waits for the others. No process ever waits for one module while it holds the lock of another.
+    The process first takes all free locks, fetches these modules, and builds the missing ones in one run. Then it waits
+    for modules of other processes. It never waits while it holds a lock, so processes cannot deadlock.
 
     Raises:
         JitFrozenError, ToolchainError, CaptureError: a module is missing and must not, or cannot, be built.
@@ -136,12 +136,12 @@ def resolve(
     for request in requests:
         if isinstance(request, BuildRequest):
             missing[request] = request
-        elif (lookup := ask(request)).artifact is not None:
+        elif (lookup := find_existing(request)).artifact is not None:
             emit("hit", request.spec.name, lookup.ms, path=lookup.artifact.path)
             outcomes[request] = Outcome(request, "ready", lookup.artifact)
         else:
             emit("miss", request.spec.name, lookup.ms, reason=lookup.reason)
-            missing[request] = _to_make(request, lookup.reason)
+            missing[request] = _to_build(request, lookup.reason)
     if missing:
         made = _make([*missing.values()], verbose, jobs, watch)
         outcomes |= {request: made[wanted] for request, wanted in missing.items()}
@@ -150,7 +150,7 @@ def resolve(
 
 def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: Watch | None) -> dict[Request, Outcome]:
     """Ask all sources in order for missing modules, under the locks of these modules."""
-    session, outcomes = _prepared()(verbose, jobs, watch), dict[Request, Outcome]()
+    session, outcomes = _import_session()(verbose, jobs, watch), dict[Request, Outcome]()
     while pending := [request for request in requests if request not in outcomes]:
         try:
             outcomes |= _take_locks(pending, session)
@@ -161,7 +161,7 @@ def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: W
                         outcomes[request] = _outcome(request, answer, how, session)
                         hold = session.holds.pop(request)
                         hold.release() if outcomes[request].artifact is not None else hold.abandon()
-                    elif not source.reads_only:  # the reasons of the others are known since the lookup
+                    elif not source.reads_only:  # the first lookup recorded the reasons of the read-only sources
                         request.reason += "".join(f"; {reason}" for reason in answer.reasons)
         finally:
             for hold in session.holds.values():
@@ -200,7 +200,7 @@ def _take_locks(pending: Sequence[Request], session: Session) -> dict[Request, O
     if not session.holds and (left := [request for request in pending if request not in outcomes]):
         request, name, start = left[0], left[0].spec.name, time.time()
         try:
-            hold = wait(locks[request], name, lambda: ask(request).artifact is not None)
+            hold = wait(locks[request], name, lambda: find_existing(request).artifact is not None)
         except JitTimeoutError as err:
             return {**outcomes, request: Outcome(request, "failed", error=err)}
         session.timeline.units.append(Unit("wait", name, name, "", start, time.time()))
@@ -212,24 +212,24 @@ def _take_locks(pending: Sequence[Request], session: Session) -> dict[Request, O
 
 
 def reused(request: Request) -> Outcome | None:
-    """Return the outcome of an existing artifact, which is copied to its destination, or ``None``."""
-    found = ask(request).artifact
+    """Copy an existing artifact to the request's destination. Return its outcome, or ``None`` without an artifact."""
+    found = find_existing(request).artifact
     return None if found is None else _outcome(request, found, "reused")
 
 
 def _outcome(request: Request, answer: Artifact | Rejected, how: str, session: Session | None = None) -> Outcome:
-    from .build import copied
+    from .build import copy_to_destination
 
     if isinstance(answer, Artifact) and isinstance(request, BuildRequest):
-        answer = copied(answer, request)
+        answer = copy_to_destination(answer, request)
     timeline = session.timeline if session is not None and how == "built" else None
     if isinstance(answer, Artifact):
         return Outcome(request, how, answer, timeline=timeline)
     return Outcome(request, "failed", error=answer.error, timeline=timeline)
 
 
-def _prepared() -> type[Session]:
-    """Import fetches and builds before a lock is taken: an import may run code that requests a module."""
+def _import_session() -> type[Session]:
+    """Return ``Session``. Import its code before a lock is taken, because an import may request a module."""
     with process.one_step():
         from .build import Session
 
@@ -241,11 +241,11 @@ def _prepared() -> type[Session]:
     return Session
 
 
-def _to_make(request: Request, reason: str) -> Request:
-    """Return a build request for a missing module, or the request itself if this machine cannot build it."""
+def _to_build(request: Request, reason: str) -> Request:
+    """Return a build request for a missing module. If this machine cannot build it, return the request for a fetch."""
     request.reason, wanted = reason, request
     try:
-        wanted = permitted(request)
+        wanted = permitted_build(request)
     except (JitFrozenError, ToolchainError):
         if not env.STORE.is_set or request.machine.target is None:
             raise
@@ -253,11 +253,11 @@ def _to_make(request: Request, reason: str) -> Request:
     return wanted
 
 
-def permitted(request: Request) -> BuildRequest:
-    """Return the build of a missing module.
+def permitted_build(request: Request) -> BuildRequest:
+    """Return a build request for a missing module.
 
     Raises:
-        JitFrozenError, ToolchainError: it must not, or cannot, be built.
+        JitFrozenError, ToolchainError: the module must not, or cannot, be built.
     """
     frozen.check(request.spec.name, request.reason)
     with process.one_step():

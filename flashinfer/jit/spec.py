@@ -4,9 +4,9 @@ A spec is a value, made without a compiler, a GPU or a disk write. Its ``key`` h
 everything that changes a byte of the artifact and is the same on every machine, see ``fields``. The target
 (CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``artifact.build_key``.
 
-Files count by content: a module's sources and all headers of the library and the user that they reach. The scan
-follows includes on both sides of every conditional. It does not find an include whose name is a macro. The
-compiler's dependency output reveals such a header after the build, see ``build.check_dependencies``.
+The key covers the contents of a module's sources, and of all headers of the library and of the user that they include.
+The scan for includes ignores conditionals, and does not find an include whose name is a macro. After the build, the
+compiler's dependency output is compared with the scan, see ``build.check_dependencies``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
 class Spec:
     """Description of one module. ``JitSpec`` adds methods that build and load it, see ``module.py``.
 
-    ``config`` holds constants, and ``coverage`` the values of which the module selects one at run time
-    (``{"dtype": ("float16", "bfloat16")}``). ``template`` renders both into ``config_header``. ``namespace``
-    is the ``torch.ops`` namespace of the module's operators.
+    ``config`` contains constants. ``coverage`` maps axes to values (``{"dtype": ("float16", "bfloat16")}``). A call of
+    the module selects one value of each axis. ``template`` renders both into ``config_header``. ``namespace`` is the
+    ``torch.ops`` namespace of the module's operators.
     """
 
     name: str
@@ -86,9 +86,9 @@ class Spec:
     def include_dirs(self) -> tuple[str, ...]:
         root = env.data_root()
         project = (f"{root}/include", f"{root}/csrc")
-        # The project's sources see the project's headers, whatever headers are next to one of the user.
-        of_user = os.path.isabs(self.sources[0])
-        return (*self.include_paths, *project) if of_user else (*project, *self.include_paths)
+        # Sources of the project include the project's headers first, even if a folder of the user has equal names.
+        is_user_source = os.path.isabs(self.sources[0])
+        return (*self.include_paths, *project) if is_user_source else (*project, *self.include_paths)
 
     def source_paths(self) -> tuple[str, ...]:
         """Return the sources as absolute paths.
@@ -98,9 +98,9 @@ class Spec:
         return tuple(os.path.join(env.data_root(), source) for source in self.sources)
 
     def units(self) -> dict[str, tuple[str, ...]]:
-        """Return the units, named as a source or a part of it -> the source's path and the unit's flags.
+        """Map the name of each compile unit to its source's path and its flags.
 
-        If the last source is ``split``, its part ``n`` has ``FLASHINFER_PART`` defined as ``n``.
+        A unit is a source, or a part of a ``split`` source. Part ``n`` has ``FLASHINFER_PART`` defined as ``n``.
         """
         flags, parts = dict(self.source_cflags), math.prod(len(values) for _, values in self.coverage)
         units = dict[str, tuple[str, ...]]()
@@ -130,16 +130,13 @@ class Spec:
         sources, roots = self.source_paths(), self.folders()
         named = {}
         for path, content in closure(self.roots(), self.include_dirs).items():
-            inside = next((root for root in roots if path.startswith(root)), None)
-            name = os.path.relpath(path, os.path.dirname(sources[0])) if inside is None else path[len(inside) :]
-            named[("<outside>/" if inside is None else roots[inside]) + name] = content
+            folder = next((root for root in roots if path.startswith(root)), None)
+            name = os.path.relpath(path, os.path.dirname(sources[0])) if folder is None else path[len(folder) :]
+            named[("<outside>/" if folder is None else roots[folder]) + name] = content
         return named | {f"<linked>/{number}": digest_and_includes(flag)[0] for number, flag in self._linked().items()}
 
     def _linked(self) -> dict[int, str]:
-        """Return files that linker flags name, such as an archive.
-
-        Their contents count like those of sources.
-        """
+        """Return the files that linker flags name, such as an archive. The key covers their contents."""
         return {n: flag for n, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)}
 
     def roots(self) -> tuple[str, ...]:
@@ -185,7 +182,7 @@ def digest(value: Any) -> str:
 
 
 def checked_coverage(coverage: Mapping[str, Iterable[Value]]) -> tuple[tuple[str, tuple[Value, ...]], ...]:
-    """Return a spec's coverage in sorted order, so that two orders of the same values are one spec."""
+    """Return a spec's coverage in sorted order. Specs with the same values in another order are then equal."""
     result = []
     for axis, unsorted in sorted(coverage.items()):
         values = set(unsorted)
@@ -200,21 +197,18 @@ def checked_coverage(coverage: Mapping[str, Iterable[Value]]) -> tuple[tuple[str
 # The pattern is not anchored: an include in a comment counts too, and the search jumps from # to #.
 _INCLUDE = re.compile(rb'#[ \t]*include[ \t]*([<"][^>"\n]+)[>"]')
 
-# path -> (identity of the file on disk, digest, includes). ctime changes with every write, whatever happens
-# to mtime, so an edit with a restored mtime is noticed. The clock of a file system ticks in milliseconds,
-# some tick in seconds. A file written so recently that another edit could get the same time is not cached.
+# path -> (identity of the file on disk, digest, includes). ctime changes with every write and cannot be restored, so
+# an edit with a restored mtime is noticed. Clocks of file systems tick in milliseconds or seconds. A file is therefore
+# cached only if it is older: a later edit within the same tick would not change its ctime.
 _SETTLED = 2e9  # nanoseconds
-_seen: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]] = {}
+_digest_cache: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]] = {}
 
 
 def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
-    """Return a file's SHA-256 and its includes (``<name`` or ``"name``).
-
-    A file is read again only if it changed.
-    """
+    """Return a file's SHA-256 and its includes (``<name`` or ``"name``). Unchanged files are not read again."""
     status = os.stat(path)
     stamp = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    known = _seen.get(path)
+    known = _digest_cache.get(path)
     if known is not None and known[0] == stamp:
         return known[1], known[2]
     settled = status.st_ctime_ns < time.time_ns() - _SETTLED
@@ -223,16 +217,15 @@ def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
     includes = tuple(os.fsdecode(name) for name in _INCLUDE.findall(text.replace(b"\\\n", b"")))
     result = hashlib.sha256(text).hexdigest(), includes
     if settled:
-        _seen[path] = (stamp, *result)
+        _digest_cache[path] = (stamp, *result)
     return result
 
 
 def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, str]:
     """Map every file of the library or the user that ``sources`` include, also indirectly, to its digest.
 
-    Names are resolved as by a compiler: in quotes next to the including file, then in ``include_dirs`` in
-    order. A name that is not found belongs to the system, to CUDA or to torch, whose versions enter the build
-    key.
+    Names are resolved as a compiler does: in quotes next to the including file, then in ``include_dirs`` in order. A
+    name that is not found belongs to the system, to CUDA or to torch. The build key contains their versions.
     """
     # Most includes name the same few headers.
     find = cache(lambda name: next(filter(os.path.isfile, (_join(folder, name) for folder in include_dirs)), None))
@@ -245,8 +238,8 @@ def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, st
         digests[path], includes = digest_and_includes(path)
         for include in includes:
             name = include[1:]
-            if include[0] == '"' and os.path.isfile(beside := _join(os.path.dirname(path), name)):
-                todo.append(beside)
+            if include[0] == '"' and os.path.isfile(sibling := _join(os.path.dirname(path), name)):
+                todo.append(sibling)
             elif (found := find(name)) is not None:
                 todo.append(found)
     return digests

@@ -30,7 +30,7 @@ from flashinfer.jit.machine.target import Target, native_level
 from flashinfer.jit.machine.toolchain import find_nvcc
 from flashinfer.jit.modules import Matrix, families, matrix_specs
 from flashinfer.jit.modules.page import gen_page_module
-from flashinfer.jit.resolve import ask, resolve
+from flashinfer.jit.resolve import find_existing, resolve
 from flashinfer.jit.specfile import write_specs
 from flashinfer.jit.specjson import to_json
 
@@ -107,7 +107,7 @@ def test_as_a_local_build(cluster, modules, tmp_path, workspace):
     assert not list(workspace.rglob("*.so")), "nothing was compiled here"
     for number, spec in enumerate(specs):
         request = make_request(spec, tmp_path / "out" / spec.name, Target("cpu", (native_level(),), True))
-        there = ask(request).artifact
+        there = find_existing(request).artifact
         assert there is not None and answer(there) == number, "this machine accepts it"
         local = spec.build()
         assert local.manifest["build_key"] == there.manifest["build_key"]
@@ -169,7 +169,7 @@ def test_the_cpu_matrix_on_four_workers(cluster, tmp_path):
     specs = matrix_specs(Matrix(backends=("cpu",), head_dims=("64",)), names)
     target = Target("cpu", (native_level(),), True)
     assert sorted(row["name"] for row in json.loads(done.stdout)) == [spec.name for spec in specs] and len(specs) >= 4
-    assert all(ask(make_request(spec, tmp_path / "out" / spec.name, target)).artifact for spec in specs)
+    assert all(find_existing(make_request(spec, tmp_path / "out" / spec.name, target)).artifact for spec in specs)
     assert Counter(cluster.compiled()) == {spec.name: len(spec.units()) for spec in specs}
     used = {line.split()[0] for line in cluster.log.read_text().splitlines() if line[:1].isdigit()}
     assert used == {"1", "2", "3", "4"}
@@ -322,7 +322,7 @@ def test_other_compilers_are_named_and_not_used(cluster, modules, tmp_path):
     done = aot(cluster, file, tmp_path / "out", "--cluster-wait", "6")
     assert done.returncode == 2, done.stdout + done.stderr
     last = done.stderr.splitlines()[-1]
-    assert "no worker that can build m0, m1, m2 came within 6 s: wanted cpu: cxx " in last
+    assert "no worker could build m0, m1, m2 for 6 s: wanted cpu: cxx " in last
     assert "cxx (Other) 99.1" in last and "'/none/g++' is not a program" in last
     assert done.stderr.count("99.1") == 2, "reported once, and at the end"
     client = subprocess.Popen(
@@ -410,7 +410,7 @@ def test_without_the_extra(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("lie", ["key", "build_key", "library", "archs", "files", "seal"])
 def test_results_of_workers_are_checked(lie, make_spec, tmp_path):
-    from flashinfer.jit.cluster.client import accepted
+    from flashinfer.jit.cluster.client import publish_result
 
     spec = make_spec("one", answering(7))
     built = spec.build()
@@ -423,6 +423,6 @@ def test_results_of_workers_are_checked(lie, make_spec, tmp_path):
     else:
         manifest = sealed({**manifest, lie: [] if lie == "archs" else {} if lie == "files" else "0" * 64})
     with pytest.raises(ArtifactError):
-        accepted(request, spec.fields(), manifest, library)
+        publish_result(request, spec.fields(), manifest, library)
     assert not (tmp_path / "out" / "one").exists()
-    assert answer(accepted(request, spec.fields(), built.manifest, built.path.read_bytes())) == 7
+    assert answer(publish_result(request, spec.fields(), built.manifest, built.path.read_bytes())) == 7

@@ -49,7 +49,7 @@ def test_twenty_modules(make_spec, python, tmp_path, monkeypatch):
 
 def test_a_shared_header_is_read_once(monkeypatch):
     """A thousand specs of one family share a few dozen files."""
-    monkeypatch.setattr(spec_module, "_seen", {})
+    monkeypatch.setattr(spec_module, "_digest_cache", {})
     monkeypatch.setattr(spec_module, "_SETTLED", -1e18)
     read: list[str] = []
 

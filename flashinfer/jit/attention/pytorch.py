@@ -1,7 +1,7 @@
-"""FlashInfer's address of the generators and names of attention modules.
+"""Generators and names of attention modules, under FlashInfer's import path.
 
-A uri is a module's name: ``get_single_decode_uri(...)`` is ``gen_single_decode_module(...).name``. POD and
-``BatchAttention`` use modules of prefill and decode. Their generators exist because FlashInfer has them.
+A URI is the name of a module: ``get_single_decode_uri(...)`` returns ``gen_single_decode_module(...).name``. POD and
+``BatchAttention`` have no modules of their own. Their generators return modules of prefill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..module import JitSpec
 from ..modules import decode, mla, prefill
-from ..modules._attention import profiled
+from ..modules._attention import profiled_spec
 
 
 def gen_pod_module(
@@ -29,10 +29,10 @@ def gen_pod_module(
     use_logits_soft_cap_d: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Return the prefill module of POD. Its decode module is that of :func:`gen_batch_decode_module`.
+    """Return the prefill module of POD. Use :func:`gen_batch_decode_module` for its decode module.
 
     Raises:
-        ValueError: a device, dtype, size or mode without prefill or decode kernels.
+        ValueError: prefill or decode has no kernels for the device, a dtype, a size or a mode.
     """
     sizes = (head_dim, head_dim)
     decode.gen_batch_decode_module(
@@ -56,15 +56,15 @@ def gen_batch_attention_module(
     use_profiler: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Return the module of ``BatchAttention``: prefill's, whose scheduler takes requests of all lengths.
+    """Return the module of ``BatchAttention``, which is a module of prefill.
 
     Raises:
-        ValueError: a device, dtype, size or mode without kernels.
+        ValueError: there are no kernels for the device, a dtype, a size or the mode.
     """
     spec = prefill.gen_batch_prefill_module(
         "auto", dtype_q, dtype_kv, dtype_o, dtype_idx, head_dim_qk, head_dim_vo, pos_encoding_mode, device=device
     )
-    return profiled(spec, "prefill") if use_profiler else spec
+    return profiled_spec(spec, "prefill") if use_profiler else spec
 
 
 _GENERATORS = {

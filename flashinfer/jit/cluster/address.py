@@ -27,7 +27,7 @@ def parse(text: str) -> str:
 def why_insecure(address: str) -> str | None:
     """Return why an address needs ``--cluster-insecure``, or ``None``.
 
-    Everybody who reaches a scheduler can run code on its workers. An address belongs to this machine if a
+    Anyone who can connect to a scheduler can run code on its workers. An address belongs to this machine if a
     socket can be bound to it.
     """
     parts = urlsplit(address)
@@ -41,7 +41,7 @@ def why_insecure(address: str) -> str | None:
         return None
     except OSError:
         return (
-            f"{address} is another machine, and tcp:// is not encrypted: everybody who listens can run code on its workers."
-            " Start the scheduler and the workers with --tls-ca-file, --tls-cert and --tls-key, set the same in Dask's"
-            " configuration (distributed.comm.tls) and use tls://; or say --cluster-insecure"
+            f"{address} is another machine, and tcp:// is not encrypted: anyone on the network can run code there."
+            " Start the scheduler and the workers with --tls-ca-file, --tls-cert and --tls-key, set the same files in"
+            " Dask's configuration (distributed.comm.tls) and use tls://; or pass --cluster-insecure"
         )

@@ -1,8 +1,8 @@
 """Client of a Dask scheduler: sends modules to workers, receives their artifacts and publishes them here.
 
-The queue lives here, and each module is bound to one worker. A worker can be used only if it has the right
-tools and the files, which the client learns by asking. Dask never moves a waiting task to a worker that
-becomes fit later.
+The client keeps the queue, and sends each module to a named worker. A worker is used after it has reported the required
+tools and has stored the files. Dask's own queue does not suit: it never moves a waiting task to a worker that becomes
+usable later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..report import guarded, say
 from ..resolve import Outcome, reused
 from ..spec import Spec, digest
 from . import tasks
-from .job import PROTOCOL, Job, Tools, described, packed, tools_of, unmarked
+from .job import PROTOCOL, Job, Tools, dask_task, described, restore_paths, tools_of
 
 TICK = 0.25  # seconds between two polls of the scheduler's workers
 ATTEMPTS = 4  # times that a module may be sent to a worker, as often as Dask retries a task
@@ -43,7 +43,7 @@ ATTEMPTS = 4  # times that a module may be sent to a worker, as often as Dask re
 
 @dataclass(frozen=True)
 class RemoteToolchain(Toolchain):
-    """Tools of the workers, for a client that has none."""
+    """Tools of the workers, for a client without compilers."""
 
     remote_identity: tuple[tuple[str, str | bool | None], ...] = ()
 
@@ -54,11 +54,11 @@ class RemoteToolchain(Toolchain):
 
 @dataclass
 class _Worker:
-    """A worker: its free threads, the backends that it can build, or the reason why it is not used."""
+    """A worker: its free threads, the backends that it can build, or the reason for its exclusion."""
 
     free: int
     backends: tuple[str, ...] = ()
-    why_not: str = ""
+    exclusion: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class _Task:
     """A call that a worker is running, and the function that receives its answer."""
 
     address: str
-    then: Callable[[Any], None]
+    on_result: Callable[[Any], None]
     request: BuildRequest | None = None
 
 
-class Fleet:
-    """A connection to a scheduler, and the tools that the modules must be built with.
+class ClusterClient:
+    """A connection to a scheduler, and the tools that all workers must have.
 
     Raises:
         ClusterError: no scheduler answers within ``wait`` seconds.
@@ -86,17 +86,17 @@ class Fleet:
         for name in ("distributed.client", "distributed.core", "distributed.comm"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # errors are reported once, by this class
         self.address, self.wait = address, wait
-        self.wanted = dict[str, Tools]()
+        self.required_tools = dict[str, Tools]()
         try:
             self.client: Any = Client(address, timeout=max(wait, 1), set_as_default=False, name="flashinfer")
         except (OSError, RuntimeError, TypeError, ValueError) as err:
             raise ClusterError(f"no scheduler answers at {address} within {wait:.0f} s: {err}") from None
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> ClusterClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Running tasks notice that their client is gone: see tasks.make.
+        # Running tasks then end, because they have no client: see tasks.make.
         with suppress(Exception):
             self.client.close(timeout=5)
 
@@ -106,22 +106,23 @@ class Fleet:
         return BuildRequest(spec, target, self._toolchain(spec.backend), spec.key, destination)
 
     def _toolchain(self, backend: str) -> Toolchain:
-        mine = tools_of(backend)
-        if isinstance(mine, dict):
-            self.wanted[backend] = mine
+        local_tools = tools_of(backend)
+        if isinstance(local_tools, dict):
+            self.required_tools[backend] = local_tools
             return find_toolchain(backend)
-        if backend not in self.wanted:
-            self.wanted[backend] = self._of_most(backend, mine)
-            most = described(self.wanted[backend])
-            say(f"{backend} modules are built by the tools of most workers, {most}: here {mine}")
-        identity = {name: value for name, value in self.wanted[backend].items() if name != "torch"}
+        if backend not in self.required_tools:
+            self.required_tools[backend] = self._most_common_tools(backend, local_tools)
+            most = described(self.required_tools[backend])
+            say(f"{backend} modules are built by the tools of most workers, {most}: this machine: {local_tools}")
+        identity = {name: value for name, value in self.required_tools[backend].items() if name != "torch"}
         return RemoteToolchain("c++", None, "ninja", find_torch(), remote_identity=tuple(identity.items()))
 
-    def _of_most(self, backend: str, mine: str) -> Tools:
+    def _most_common_tools(self, backend: str, local_tools: str) -> Tools:
         deadline, offers = time.monotonic() + self.wait, dict[str, Any]()
         while not offers and time.monotonic() < deadline:
             pending = {
-                one: self.client.submit(*packed(tasks.offer, []), workers=[one], pure=False) for one in self.present()
+                one: self.client.submit(*dask_task(tasks.offer, []), workers=[one], pure=False)
+                for one in self.connected_workers()
             }
             for address, future in pending.items():
                 with suppress(Exception):  # the worker does not answer, or is gone
@@ -129,19 +130,19 @@ class Fleet:
             time.sleep(TICK)
         able = Counter(tuple(tools.items()) for _, tools in sorted(offers.items()) if isinstance(tools, dict))
         if not able:
-            said = "; ".join(f"{address}: {tools}" for address, tools in offers.items()) or "there are no workers"
-            raise ClusterError(f"no machine can build {backend} modules: here {mine}; {said}")
+            remote = "; ".join(f"{address}: {tools}" for address, tools in offers.items()) or "there are no workers"
+            raise ClusterError(f"no machine can build {backend} modules: this machine: {local_tools}; {remote}")
         return dict(able.most_common(1)[0][0])
 
-    def present(self) -> dict[str, int]:
-        """Return the connected workers -> the number of modules that each builds at a time."""
+    def connected_workers(self) -> dict[str, int]:
+        """Map the address of each connected worker to the number of modules that it builds at a time."""
         try:
             if self.client.status == "running":
                 return dict(self.client.nthreads())
         except (OSError, RuntimeError, ValueError):
             pass
         raise ClusterError(
-            f"the scheduler at {self.address} is gone: finished modules are kept, start again for the rest"
+            f"the scheduler at {self.address} is gone: finished modules are published, run again for the rest"
         )
 
     def run(
@@ -155,16 +156,24 @@ class Fleet:
         Raises:
             ClusterError: no worker can build the remaining modules, or the scheduler is gone.
         """
-        return _Building(self, requests, watch, verbose, jobs)()
+        return _ClusterBuild(self, requests, watch, verbose, jobs)()
 
 
-class _Building:
-    """One run: ``workers`` by address, ``tasks`` by Dask's future, and modules ``waiting`` for a worker."""
+class _ClusterBuild:
+    """One run of a cluster build.
+
+    ``workers`` maps addresses to workers, ``tasks`` maps Dask's futures to running calls. ``waiting`` is the queue.
+    """
 
     def __init__(
-        self, fleet: Fleet, requests: Sequence[BuildRequest], watch: Watch, verbose: bool, compilers: int | None
+        self,
+        cluster: ClusterClient,
+        requests: Sequence[BuildRequest],
+        watch: Watch,
+        verbose: bool,
+        compilers: int | None,
     ) -> None:
-        self.fleet, self.requests = fleet, requests
+        self.cluster, self.requests = cluster, requests
         self.watch = guarded(watch)
         self.verbose, self.compilers = verbose, compilers
         self.outcomes = {one: outcome for one in requests if (outcome := reused(one)) is not None}
@@ -177,30 +186,31 @@ class _Building:
         self.attempts = Counter[BuildRequest]()
         self.ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.progress = Progress(sum(one.steps for one in self.jobs), left=tuple(one.spec.name for one in self.jobs))
-        self.timeline, self.lanes = Timeline(time.time(), fleet.address, os.getpid(), 0), dict[tuple[str, int], int]()
-        self.since, self.polled = time.monotonic(), 0.0
+        self.timeline, self.lanes = Timeline(time.time(), cluster.address, os.getpid(), 0), dict[tuple[str, int], int]()
+        self.last_able = time.monotonic()  # the last time at which a worker could build a waiting module
+        self.last_poll = 0.0
 
     def __call__(self) -> list[Outcome]:
         while len(self.outcomes) < len(self.requests):
-            if time.monotonic() - self.polled >= TICK:
-                self._meet(self.fleet.present())
+            if time.monotonic() - self.last_poll >= TICK:
+                self._update_workers(self.cluster.connected_workers())
             self._assign()
             with suppress(queue.Empty):
-                self._take(self.ended.get(timeout=TICK))
+                self._handle_result(self.ended.get(timeout=TICK))
             self.watch(self.progress)
         history.save_timeline(self.timeline, workspace())
         return [self.outcomes[request] for request in self.requests]
 
-    def _meet(self, present: dict[str, int]) -> None:
+    def _update_workers(self, connected_workers: dict[str, int]) -> None:
         """Ask new workers for their tools. Requeue the modules of workers that are gone."""
-        self.polled = time.monotonic()
-        for address in present.keys() - self.workers.keys():
-            self.workers[address] = _Worker(present[address])
-            self._send(address, partial(self._offered, address), None, tasks.offer, [*self.contents])
+        self.last_poll = time.monotonic()
+        for address in connected_workers.keys() - self.workers.keys():
+            self.workers[address] = _Worker(connected_workers[address])
+            self._submit(address, partial(self._on_offer, address), None, tasks.offer, [*self.contents])
         for future, task in list(self.tasks.items()):
-            if task.address not in present:
-                self._again(future, task, f"{task.address} was lost")
-        for address in self.workers.keys() - present.keys():
+            if task.address not in connected_workers:
+                self._requeue(future, task, f"{task.address} was lost")
+        for address in self.workers.keys() - connected_workers.keys():
             del self.workers[address]
 
     def _assign(self) -> None:
@@ -208,54 +218,54 @@ class _Building:
         for request in list(self.waiting):
             able = {at: one.free for at, one in self.workers.items() if request.spec.backend in one.backends}
             if able:
-                self.since = time.monotonic()
+                self.last_able = time.monotonic()
             if any(able.values()):
                 address = max(able, key=able.__getitem__)
                 self.waiting.remove(request)
                 self.attempts[request] += 1
                 message = self.jobs[request].message(digest(self.files)[:32], self.compilers)
-                self._send(address, partial(self._made, request, address), request, tasks.make, message)
+                self._submit(address, partial(self._on_built, request, address), request, tasks.make, message)
         building = any(task.request is not None for task in self.tasks.values())
-        if self.waiting and not building and time.monotonic() - self.since > self.fleet.wait:
-            raise ClusterError(self._why_nobody())
+        if self.waiting and not building and time.monotonic() - self.last_able > self.cluster.wait:
+            raise ClusterError(self._no_worker_text())
 
-    def _why_nobody(self) -> str:
+    def _no_worker_text(self) -> str:
         names, backends = sorted(one.spec.name for one in self.waiting), {one.spec.backend for one in self.waiting}
-        wanted = "; ".join(f"{name}: {described(self.fleet.wanted[name])}" for name in sorted(backends))
-        there = "; ".join(f"{at}: {one.why_not or 'does not answer'}" for at, one in self.workers.items())
+        wanted = "; ".join(f"{name}: {described(self.cluster.required_tools[name])}" for name in sorted(backends))
+        got = "; ".join(f"{at}: {one.exclusion or 'does not answer'}" for at, one in self.workers.items())
         return (
-            f"no worker that can build {', '.join(names[:4]) + ', ...' * (len(names) > 4)} came within"
-            f" {self.fleet.wait:g} s: wanted {wanted}; {there or 'there are no workers'}"
+            f"no worker could build {', '.join(names[:4]) + ', ...' * (len(names) > 4)} for {self.cluster.wait:g} s:"
+            f" wanted {wanted}; {got or 'there are no workers'}"
         )
 
-    def _send(self, address: str, then: Callable[[Any], None], request: BuildRequest | None, *call: Any) -> None:
+    def _submit(self, address: str, on_result: Callable[[Any], None], request: BuildRequest | None, *call: Any) -> None:
         name = f"flashinfer-{request.spec.name if request else call[0].__name__}-{uuid.uuid4().hex[:12]}"
-        future = self.fleet.client.submit(*packed(*call), workers=[address], key=name, pure=False)
+        future = self.cluster.client.submit(*dask_task(*call), workers=[address], key=name, pure=False)
         self.workers[address].free -= 1
-        self.tasks[future] = _Task(address, then, request)
+        self.tasks[future] = _Task(address, on_result, request)
         future.add_done_callback(self.ended.put)
 
-    def _take(self, future: Any) -> None:
-        patience, task = 2.0, self.tasks.get(future)
+    def _handle_result(self, future: Any) -> None:
+        timeout, task = 2.0, self.tasks.get(future)
         while task is not None:
             try:
-                answer = future.result(timeout=patience)
+                answer = future.result(timeout=timeout)
             except TimeoutError:
-                # The worker died after it finished and Dask waits for its address, or the library is large.
-                patience *= 2
-                if task.address in self.fleet.present():
+                # The result does not arrive: the worker died after it finished, or the library is large.
+                timeout *= 2
+                if task.address in self.cluster.connected_workers():
                     continue
-                return self._again(future, task, f"{task.address} was lost")
-            except Exception as err:  # another version, or one of its imports is broken
-                if task.address in self.fleet.present():
-                    self._refuse(task.address, f"failed: {type(err).__name__}: {err}")
-                return self._again(future, task, f"{task.address} failed: {err}")
+                return self._requeue(future, task, f"{task.address} was lost")
+            except Exception as err:  # the worker has another version of this package, or an import fails there
+                if task.address in self.cluster.connected_workers():
+                    self._exclude(task.address, f"failed: {type(err).__name__}: {err}")
+                return self._requeue(future, task, f"{task.address} failed: {err}")
             del self.tasks[future]
             self.workers[task.address].free += 1
-            return task.then(answer)
+            return task.on_result(answer)
 
-    def _again(self, future: Any, task: _Task, why: str) -> None:
-        """Take back a module that a worker did not finish."""
+    def _requeue(self, future: Any, task: _Task, why: str) -> None:
+        """Requeue a module that a worker did not finish."""
         del self.tasks[future]
         future.cancel()
         self.workers[task.address].free += 1
@@ -264,47 +274,51 @@ class _Building:
 
     def _retry(self, request: BuildRequest, why: str) -> None:
         if self.attempts[request] < ATTEMPTS:
-            self.waiting.append(request)  # last: if it kills workers, the other modules are built first
+            self.waiting.append(request)  # at the end: a module that kills workers must not delay the others
         else:
-            self._fail(BuildError(request.spec.name, f"tried {ATTEMPTS} times, the last time: {why}"), request)
+            self._fail(BuildError(request.spec.name, f"failed {ATTEMPTS} times, the last time: {why}"), request)
 
-    def _refuse(self, address: str, why: str) -> None:
+    def _exclude(self, address: str, why: str) -> None:
         """Exclude a worker from this run and report that once."""
-        if not self.workers[address].why_not:
-            self.workers[address].why_not, self.workers[address].backends = why, ()
+        if not self.workers[address].exclusion:
+            self.workers[address].exclusion, self.workers[address].backends = why, ()
             say(f"worker {address} is not used: {why}")
 
-    def _offered(self, address: str, offer: dict[str, Any]) -> None:
+    def _on_offer(self, address: str, offer: dict[str, Any]) -> None:
         if offer.get("protocol") != PROTOCOL:
-            return self._refuse(address, f"speaks protocol {offer.get('protocol')}, wanted {PROTOCOL}")
-        others = {backend: tools for backend, tools in self.fleet.wanted.items() if offer["tools"][backend] != tools}
-        able = tuple(self.fleet.wanted.keys() - others.keys())
+            return self._exclude(address, f"speaks protocol {offer.get('protocol')}, wanted {PROTOCOL}")
+        others = {
+            backend: tools for backend, tools in self.cluster.required_tools.items() if offer["tools"][backend] != tools
+        }
+        able = tuple(self.cluster.required_tools.keys() - others.keys())
         has = "; ".join(f"{backend}: has {described(offer['tools'][backend])}" for backend in others)
         if not able:
             wanted = "; ".join(f"{backend}: {described(tools)}" for backend, tools in others.items())
-            return self._refuse(address, f"{has}; wanted {wanted}")
+            return self._exclude(address, f"{has}; wanted {wanted}")
         if others:
             say(f"worker {address} is used only for {' '.join(able)}: {has}")
         lacking = {name: self.contents[name] for name in offer["lacks"]}
-        self._send(address, partial(self._ready, address, able), None, tasks.store_tree, lacking, self.files)
+        self._submit(
+            address, partial(self._on_files_stored, address, able), None, tasks.store_tree, lacking, self.files
+        )
 
-    def _ready(self, address: str, able: tuple[str, ...], _: object) -> None:
+    def _on_files_stored(self, address: str, able: tuple[str, ...], _: object) -> None:
         self.workers[address].backends = able
 
-    def _made(self, request: BuildRequest, address: str, answer: dict[str, Any]) -> None:
+    def _on_built(self, request: BuildRequest, address: str, answer: dict[str, Any]) -> None:
         name = request.spec.name
         if self.verbose:
             say(f"{name} on {address}:\n{answer.get('said', '')}")
         if "again" in answer:
             if answer["unfit"]:
-                self._refuse(address, answer["again"])
+                self._exclude(address, answer["again"])
             return self._retry(request, f"{address}: {answer['again']}")
         if "error" in answer:
             return self._fail(self._error(request, answer["error"]), request)
         try:
-            artifact = accepted(request, self.jobs[request].fields, answer["manifest"], answer["library"])
+            artifact = publish_result(request, self.jobs[request].fields, answer["manifest"], answer["library"])
         except ArtifactError as err:
-            self._refuse(address, f"sent a wrong artifact: {err}")
+            self._exclude(address, f"sent an invalid artifact: {err}")
             return self._retry(request, f"{address}: {err}")
         except (OSError, FlashInferError) as err:
             return self._fail(BuildError(name, f"cannot publish at {request.destination}: {err}"), request)
@@ -322,22 +336,22 @@ class _Building:
         self.progress.done += request.steps
         self.progress.left = tuple(one.spec.name for one in self.jobs if one not in self.outcomes)
 
-    def _error(self, request: BuildRequest, told: dict[str, str]) -> BuildError:
-        """Return a compiler's error with this machine's paths. Write its log where a local build would."""
-        told = {name: unmarked(text, self.jobs[request].places) for name, text in told.items()}
+    def _error(self, request: BuildRequest, message: dict[str, str]) -> BuildError:
+        """Return a compiler's error with paths of this machine, and write its log to the workspace."""
+        message = {name: restore_paths(text, self.jobs[request].paths) for name, text in message.items()}
         log = workspace() / "build" / f"{request.build_key[:16]}-cluster" / request.spec.name / "build.log"
         with suppress(OSError):
-            write_atomically(log, told["log"].encode())
-        return BuildError(request.spec.name, told["reason"], told["command"], told["output"], log)
+            write_atomically(log, message["log"].encode())
+        return BuildError(request.spec.name, message["reason"], message["command"], message["output"], log)
 
-    def _record(self, address: str, told: dict[str, Any]) -> None:
-        """Add a worker's compilers to the common timeline: each slot of each worker is a lane."""
-        for unit in (Unit(**one) for one in told["units"]):
+    def _record(self, address: str, message: dict[str, Any]) -> None:
+        """Add a worker's compile steps to the timeline. Each slot of each worker is a lane."""
+        for unit in (Unit(**one) for one in message["units"]):
             lane = self.lanes.setdefault((address, unit.lane), len(self.lanes))
             self.timeline.units.append(replace(unit, lane=lane))
 
 
-def accepted(request: BuildRequest, fields: dict[str, Any], manifest: dict[str, Any], library: bytes) -> Artifact:
+def publish_result(request: BuildRequest, fields: dict[str, Any], manifest: dict[str, Any], library: bytes) -> Artifact:
     """Check the artifact that a worker sent, and publish it at its destination.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tasks that the client runs on Dask's workers. Their files are in the worker's own workspace."""
+"""Tasks that the client runs on Dask's workers. They store files in the worker's workspace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLL = 0.1  # seconds between two checks that a client still waits for the modul
 
 
 def store() -> Path:
-    """Return the directory of the files that clients sent, which are named by their digests."""
+    """Return the directory of files from clients. Their names are their digests."""
     return workspace() / "sources" / "files"
 
 
@@ -32,7 +32,7 @@ def tree_of(tree: str) -> Path:
 
 
 def offer(digests: Iterable[str]) -> dict[str, Any]:
-    """Return this worker's tools and the digests of files that it lacks. A damaged file counts as lacking."""
+    """Return this worker's tools, and the digests of missing or damaged files."""
     tools = {backend: tools_of(backend) for backend in BACKENDS}
     return {
         "protocol": PROTOCOL,
@@ -45,7 +45,7 @@ def store_tree(contents: Mapping[str, bytes], files: Mapping[str, str]) -> str:
     """Store files by digest, write the tree ``files`` (name -> digest), and return the tree's name.
 
     Raises:
-        OSError: they cannot be written here.
+        OSError: this worker cannot write the files.
         ValueError: a name leads out of the tree, or the bytes do not match their digest.
     """
     for name, data in contents.items():
@@ -53,11 +53,11 @@ def store_tree(contents: Mapping[str, bytes], files: Mapping[str, str]) -> str:
     tree = tree_of(tree_name := digest(dict(files))[:32])
     for name, sha256 in files.items():
         if os.path.isabs(name) or ".." in Path(name).parts:
-            raise ValueError(f"a file is called {name!r}")
+            raise ValueError(f"files: got the name {name!r}, wanted a path inside the tree")
         if not _is_whole(tree / name, sha256):
             write_atomically(tree / name, (store() / sha256).read_bytes())
             if not _is_whole(tree / name, sha256):
-                raise ValueError(f"{name} arrived damaged")
+                raise ValueError(f"{name}: the received bytes do not match their digest")
     for folder in (store(), tree):
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)  # in use: see gc
@@ -71,37 +71,37 @@ def _is_whole(path: Path, sha256: str) -> bool:
 def make(job: dict[str, Any]) -> dict[str, Any]:
     """Build one module and return its manifest and library.
 
-    After a failure, return the compiler's ``error``, or in ``again`` the reason to send the module once more.
-    With ``unfit``, another worker must get it.
+    After a compile error, return it as ``error``. After any other failure, return the reason as ``again``: the client
+    then sends the module again, and to another worker if ``unfit`` is true.
     """
     from distributed import get_worker
 
     worker = get_worker()
     key = worker.get_current_task()
-    theirs, ours = process.pipe()
-    command = [find_python(), "-m", "flashinfer.jit.cluster.child", str(theirs)]
+    child_end, own_end = process.pipe()
+    command = [find_python(), "-m", "flashinfer.jit.cluster.child", str(child_end)]
     pipe = subprocess.PIPE
     try:
         with process.start(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, pass_fds=[theirs], start_new_session=True
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, pass_fds=[child_end], start_new_session=True
         ) as child:
             stdin: str | None = json.dumps(job)
             while True:
                 with suppress(subprocess.TimeoutExpired):
-                    said, complaints = child.communicate(stdin, timeout=POLL)
+                    stdout, stderr = child.communicate(stdin, timeout=POLL)
                     break
                 stdin = None
                 if not _has_client(worker, key):
                     os.killpg(child.pid, signal.SIGKILL)
     finally:
-        os.close(theirs)
-        ours.close()
+        os.close(child_end)
+        own_end.close()
     try:
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(stdout)
     except ValueError:
-        last = (complaints.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
+        last = (stderr.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
         return {"again": f"the build failed: {last}", "unfit": True}
-    answer["said"] = complaints
+    answer["said"] = stderr
     if (directory := answer.pop("directory", None)) is not None:
         (library,) = Path(directory).glob("*.so")
         manifest = json.loads((Path(directory) / "manifest.json").read_text())
@@ -110,6 +110,6 @@ def make(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_client(worker: Any, key: str) -> bool:
-    """Return whether a client waits for a task. Dask forgets tasks of lost clients but stops no thread."""
+    """Return whether a client still waits for a task. Threads of lost clients' tasks continue."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state != "cancelled" and worker.status.name in ("running", "paused")

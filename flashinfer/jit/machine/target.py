@@ -18,8 +18,8 @@ from ... import env
 from ...errors import EnvironmentValueError, ToolchainError
 from .arch import Arch
 
-# Features that each x86-64 psABI level adds to the previous one, spelled as in /proc/cpuinfo. The last is our
-# own.
+# Features that each x86-64 psABI level adds to the previous one, spelled as in /proc/cpuinfo. The psABI does not
+# define the last level.
 _LEVEL_FEATURES = {
     "x86-64": (),
     "x86-64-v2": ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
@@ -111,9 +111,10 @@ def _visible_indices(count: int) -> list[int]:
 
 
 def wanted_target(backend: str) -> Target:
-    """Return the target that the environment names, else this machine's.
+    """Return the target that the environment names, else the target of this machine.
 
-    Raise ``ToolchainError`` if neither has one.
+    Raises:
+        ToolchainError: the environment names no archs, and no GPU is visible.
     """
     if backend == "cpu":
         level = env.CPU_ARCH.get()
@@ -135,9 +136,10 @@ def wanted_target(backend: str) -> Target:
 
 
 def narrowed(target: Target, archs: tuple[str, ...], name: str) -> Target:
-    """Return ``target`` with only the ``archs`` of the kernels of ``name``.
+    """Return the part of ``target`` for which module ``name`` has kernels. They exist for ``archs`` only.
 
-    Raise ``ToolchainError`` if none is left.
+    Raises:
+        ToolchainError: the module has no kernels for the target.
     """
     if not archs:
         return target
@@ -177,7 +179,7 @@ def why_not_on(gpus: Iterable[tuple[int, int]], archs: Iterable[str], machine: s
     return f"compiled for {', '.join(archs)}, {machine} has a GPU of {refused[0][0]}.{refused[0][1]}"
 
 
-# Libraries that define the symbol versions of each name.
+# Prefix of symbol versions -> the library that defines them.
 _RUNTIME = {"GLIBC": "libc.so.6", "GLIBCXX": "libstdc++.so.6", "CXXABI": "libstdc++.so.6", "GCC": "libgcc_s.so.1"}
 
 
@@ -201,7 +203,7 @@ def _defines(soname: str, version: str) -> bool:
     """Return whether a library of this process has a symbol version.
 
     Raises:
-        OSError: it is not loaded yet. Loading it here would decide which one torch gets.
+        OSError: the library is not loaded yet. It must not be loaded here: torch loads its own copy.
     """
     library = ctypes.CDLL(soname, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     libc = ctypes.CDLL(None)

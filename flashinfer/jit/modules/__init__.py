@@ -1,7 +1,6 @@
-"""Modules, one file per family: ``gen_*_module``, its part of the AOT matrix ``aot_specs``, and ``AXES``.
+"""Families of modules. Each file has ``gen_*_module``, ``aot_specs`` (its part of the AOT matrix) and ``AXES``.
 
-A family exists because its file is here. No list names it. Files whose names start with ``_`` serve several
-families.
+Families are found by file name, so no list needs an entry. Files whose names start with ``_`` are shared by families.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Values = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """A property with several values that a family has kernels for.
+    """A property of modules, such as the dtype, and the values to build ahead of time.
 
-    The AOT command has an option for each axis. ``parse`` turns an option's text into values, or raises
-    ``ValueError`` with what it got and wanted. Families that share an axis share the object.
+    Each axis is an option of the AOT command. ``parse`` converts the text of the option to values, or raises
+    ``ValueError``. Families with the same axis use the same object.
     """
 
     name: str
@@ -46,7 +45,7 @@ def words(text: str) -> Values:
 
 
 def some_of(*allowed: str) -> Callable[[str], Values]:
-    """Return a parser that accepts some words of a set."""
+    """Return a parser that accepts one or more words of a set."""
 
     def parse(text: str) -> Values:
         values = words(text)
@@ -70,10 +69,10 @@ def one_of(*allowed: str) -> Callable[[str], Values]:
 
 
 def subset(argument: str, values: Iterable[str], allowed: Iterable[str]) -> Values:
-    """Return ``values`` if a family has kernels for all of them.
+    """Return ``values`` as a tuple.
 
     Raises:
-        ValueError: it has not.
+        ValueError: a value is not in ``allowed``.
     """
     values, known = tuple(values), tuple(allowed)
     if unknown := [value for value in values if value not in known]:
@@ -85,7 +84,7 @@ def device_of(device: object = None) -> str:
     """Return ``"cpu"`` or ``"cuda"`` for a device or its name. The default is ``"cuda"`` if a GPU is visible.
 
     Raises:
-        ValueError: no modules exist for such a device.
+        ValueError: no backend exists for the device.
     """
     if device is None:
         torch = sys.modules.get("torch")
@@ -134,7 +133,7 @@ def axes(names: Iterable[str] = ()) -> tuple[Axis, ...]:
 
 
 class Matrix(Mapping[str, Values]):
-    """The AOT matrix: ``backends``, and the values of each axis. An axis that is not named has its default.
+    """The AOT matrix: ``backends``, and the values of each axis. Every other axis has its default.
 
     Raises:
         TypeError: no family has an axis of that name.
@@ -161,7 +160,7 @@ def matrix_specs(matrix: Matrix, names: Iterable[str] = ()) -> list[JitSpec]:
 
     They include the modules of kernels for one arch, see :func:`._family.arch_modules`.
     """
-    of_families = {spec.name: spec for name in names or families() for spec in family(name).aot_specs(matrix)}
-    of_archs = {spec.name: spec for portable in of_families.values() for spec in arch_modules(portable)}
-    found = of_archs | of_families  # a family that lists its modules for archs knows their configuration
+    listed = {spec.name: spec for name in names or families() for spec in family(name).aot_specs(matrix)}
+    derived = {spec.name: spec for portable in listed.values() for spec in arch_modules(portable)}
+    found = derived | listed  # a spec that a family lists has priority over a derived one
     return [found[name] for name in sorted(found)]

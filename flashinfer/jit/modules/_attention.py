@@ -1,8 +1,8 @@
 """Helpers of the attention families: names, specialised and dispatching specs, users' variants.
 
 A module has three axes: ``dtypes`` (``query:keys and values:output``), ``head_dims`` (``128``, or ``192:128``
-for queries and values) and ``variants``, the builtin ones. A specialised module has one value of each, a
-dispatching module several. A user's variant is part of a module's configuration instead.
+for queries and values) and ``variants`` (builtin variants). A specialised module has one value of each axis, a
+dispatching module has several. A user's variant is not a value of an axis, but part of the module's configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ._family import arch_kernels, family_spec
 KERNELS = {"auto": "", "fa2": "cuda", "fa3": "sm90a"}
 DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
-# Kernels for one GPU arch, and kernels that rotate, have the first ones only. The others are built on first use.
+# Head sizes that all kernels support. Kernels for one GPU arch and kernels with RoPE support no others. Modules for
+# the sizes that are not common are built on first use.
 COMMON_HEAD_DIMS = ("64", "128", "256", "192:128")
 CUDA_HEAD_DIMS = (*COMMON_HEAD_DIMS, "80", "96", "112", "160", "192", "512")
 MAX_CPU_HEAD_DIM = 512
@@ -83,9 +84,8 @@ TENSOR_TYPES = {
     **{name: name for name in ("int32_t", "int64_t", "uint8_t", "uint16_t", "uint32_t")},
 }
 SCALAR_TYPES = ("double", "float", "int64_t")
-# Names that AttentionParams and the operators already use, see include/flashinfer/attention/params.h. A
-# variant may declare custom_mask and mask_indptr: they hide members that only the mask mode of that name
-# uses.
+# Names that AttentionParams and the operators already use, see include/flashinfer/attention/params.h. The names
+# custom_mask and mask_indptr are not reserved: a variant's parameters then hide members that it does not use.
 RESERVED_NAMES = frozenset({
     "q", "q_row", "q_head", "k", "v", "o", "o_row", "o_head", "out", "lse", "kv", "num_qo_heads", "num_kv_heads",
     "group", "num_tokens", "mask_mode", "window_left", "heads_per_mask", "prefix_len", "token_pos_in_items",
@@ -111,7 +111,8 @@ def dtype_name(dtype: object, argument: str = "dtype") -> str:
 def dtypes_value(dtype_q: object, dtype_kv: object, dtype_o: object, backend: str) -> str:
     """Return the value of the axis ``dtypes``.
 
-    Raise ``ValueError`` if the kernels of ``backend`` do not have it.
+    Raises:
+        ValueError: ``backend`` has no kernels for these dtypes.
     """
     q, kv = dtype_name(dtype_q, "dtype_q"), dtype_name(dtype_kv, "dtype_kv")
     o = dtype_name(dtype_o, "dtype_o")
@@ -137,7 +138,8 @@ def check_index_dtype(argument: str, dtype: object) -> None:
 def head_dims_value(head_dim_qk: int, head_dim_vo: int, backend: str) -> str:
     """Return the value of the axis ``head_dims``.
 
-    Raise ``ValueError`` with the known sizes if no kernel has it.
+    Raises:
+        ValueError: ``backend`` has no kernels for these sizes. The text lists the sizes.
     """
     value = f"{head_dim_qk}" if head_dim_qk == head_dim_vo else f"{head_dim_qk}:{head_dim_vo}"
     if backend == "cuda" and value not in CUDA_HEAD_DIMS:
@@ -199,8 +201,8 @@ def mask_spec(mask: str, backend: str, dtypes: str, head_dims: str) -> JitSpec:
     return replace(spec, headers=(f"{env.data_root()}/include/{header}",))
 
 
-def profiled(spec: JitSpec, family: str) -> JitSpec:
-    """Return the module of the same specialised configuration whose kernels write events."""
+def profiled_spec(spec: JitSpec, family: str) -> JitSpec:
+    """Return the module with the configuration of ``spec`` whose kernels write events."""
     coverage, backend = dict(spec.coverage), spec.name.rpartition("_")[2]
     dtypes, head_dims, variant = (str(coverage[axis][0]) for axis in ("dtypes", "head_dims", "variants"))
     return attention_spec(family, backend, dtypes, head_dims, variant, profiler=True)
@@ -215,7 +217,7 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
     """Yield a family's part of the AOT matrix: all combinations of values, in the form of the matrix.
 
     Raises:
-        ValueError: a value that a backend's kernels do not have.
+        ValueError: a backend has no kernels for a value.
     """
     for backend in matrix["backends"]:
         queries = [dtype for dtype in matrix["dtypes"] if backend == "cpu" or dtype != "float32"]
@@ -226,21 +228,21 @@ def attention_aot_specs(family: str, matrix: Matrix) -> Iterator[JitSpec]:
             "head_dims": [_head_dims_of(value, backend) for value in matrix["head_dims"]],
             "variants": list(matrix["variants"]),
         }
-        yield from _in_form(family, backend, coverage, matrix)
-        # Decode's modules for one arch are built on request only, because no call selects them by default.
+        yield from _specs_in_form(family, backend, coverage, matrix)
+        # Modules of decode for one arch are not in the matrix, because no call selects them by default.
         for kernels in arch_kernels(family) if backend == "cuda" and family != "decode" else ():
             coverage["dtypes"] = [f"{q}:{q}:{q}" for q in queries if "same" in matrix["kv_dtypes"]]
             coverage["variants"] = [variant for variant in matrix["variants"] if "rope" not in variant]
             coverage["head_dims"] = [value for value in coverage["head_dims"] if value in COMMON_HEAD_DIMS]
-            yield from _in_form(family, kernels, coverage, matrix)
+            yield from _specs_in_form(family, kernels, coverage, matrix)
             if matrix["attention_form"] == ("specialised",) and "off" in matrix["profiler"]:
-                eights = [kv for kv in matrix["kv_dtypes"] if kv != "same"]
+                fp8_kv_dtypes = [kv for kv in matrix["kv_dtypes"] if kv != "same"]
                 sizes = [value for value in coverage["head_dims"] if ":" not in value]
-                for kv, q, size, variant in product(eights, queries, sizes, coverage["variants"]):
+                for kv, q, size, variant in product(fp8_kv_dtypes, queries, sizes, coverage["variants"]):
                     yield attention_spec(family, kernels, f"{kv}:{kv}:{q}", size, variant)
 
 
-def _in_form(family: str, kernels: str, coverage: Mapping[str, list[str]], matrix: Matrix) -> Iterator[JitSpec]:
+def _specs_in_form(family: str, kernels: str, coverage: Mapping[str, list[str]], matrix: Matrix) -> Iterator[JitSpec]:
     if "on" in matrix["profiler"]:
         yield from (attention_spec(family, kernels, *one, profiler=True) for one in product(*coverage.values()))
     if "off" not in matrix["profiler"]:
@@ -304,7 +306,7 @@ def customize_spec(
 
 
 def _header_of(variant_decl: str | Path) -> Path | None:
-    """Return the header that holds a variant, or ``None`` if the variant is text."""
+    """Return the path of a variant's header, or ``None`` if the variant is C++ text."""
     text = str(variant_decl)
     if not isinstance(variant_decl, Path) and ("\n" in text or "{" in text or not text.endswith(_HEADERS)):
         return None
@@ -328,7 +330,7 @@ def _included(text: str, directories: Iterable[str]) -> Iterator[str]:
 
 
 def _custom_digests(spec: JitSpec) -> Iterator[str]:
-    """Yield the digests of the user's files that a variant reaches, without those of the library."""
+    """Yield the digests of the user's files that a variant includes."""
     for path, content in closure(spec.headers, spec.include_dirs).items():
         if not path.startswith(f"{env.data_root()}/"):
             yield content

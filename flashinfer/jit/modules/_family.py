@@ -1,7 +1,7 @@
-"""Specs of the project's modules. Their kernels are found by file name in ``csrc``.
+"""Specs of the project's modules. Kernels are found by file name in ``csrc``.
 
-``csrc/<family>_<kernels>.*`` holds the kernels of a module: portable ones (``cpu``, ``cuda``), or those for one GPU
-arch only (``sm90a``, ``sm100a``). No list names them, so that a kernel for the next arch is a new file.
+``csrc/<family>_<kernels>.*`` contains the kernels of a module: portable kernels (``cpu``, ``cuda``), or kernels for one
+GPU arch (``sm90a``, ``sm100a``). There is no list of files, so kernels for another arch need only a new file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def family_spec(
     """Return a module's spec: binding ``csrc/<family>.cc``, kernels ``csrc/<family>_<kernels>.*``.
 
     Args:
-        family: family of the functions that the operators implement.
+        family: name of the family.
         kernels: ``"cpu"``, ``"cuda"``, or an arch such as ``"sm90a"``: CUDA kernels for one arch only.
         variant: a further part of the module's name.
         config, coverage: see :class:`Spec`.
@@ -57,29 +57,29 @@ def family_spec(
 
 
 def kernels_of(family: str, backends: Iterable[str] = BACKENDS) -> tuple[str, ...]:
-    """Return the names of a family's files of kernels for some backends: ``cpu``, ``cuda``, ``sm90a``."""
+    """Return the kernels of a family for some backends, by file name: ``cpu``, ``cuda``, ``sm90a``."""
     files = (PurePath(name).stem for name in os.listdir(f"{env.data_root()}/csrc") if name.startswith(f"{family}_"))
     ends = (stem.removeprefix(f"{family}_") for stem in files)
     return tuple(sorted(end for end in ends if end in backends or ("cuda" in backends and _archs(end))))
 
 
 def arch_kernels(family: str) -> tuple[str, ...]:
-    """Return the archs for which a family has a file of kernels, such as ``sm90a``."""
+    """Return the archs for which a family has kernels, such as ``sm90a``."""
     return tuple(kernels for kernels in kernels_of(family, ("cuda",)) if kernels != "cuda")
 
 
 def parts_of(family: str) -> tuple[str, ...]:
-    """Return the CUDA sources of a family's folder, by file: parts of its module that compile in parallel."""
+    """Return the CUDA sources in a family's folder, sorted. They compile in parallel."""
     folder = f"csrc/{family}"
     names = sorted(name for name in os.listdir(f"{env.data_root()}/{folder}") if name.endswith(".cu"))
     return tuple(f"{folder}/{name}" for name in names)
 
 
 def arch_modules(portable: JitSpec) -> tuple[JitSpec, ...]:
-    """Return the modules that replace a family's portable module on GPUs of one arch each.
+    """Return the modules for single archs that can replace a family's portable module.
 
-    They have its binding, operators and configuration, and the kernels of ``csrc/<family>_<arch>.cu``. A family
-    whose operators have another namespace selects its kernels itself.
+    They have its binding, operators and configuration, and the kernels of ``csrc/<family>_<arch>.cu``. Families with
+    another operator namespace have none: they select kernels themselves.
     """
     if portable.backend != "cuda" or portable.archs or portable.namespace != "flashinfer":
         return ()
@@ -96,7 +96,7 @@ def arch_modules(portable: JitSpec) -> tuple[JitSpec, ...]:
 
 
 def _archs(kernels: str) -> tuple[str, ...]:
-    """Return the arch that a name such as ``sm90a`` stands for. Other names have none."""
+    """Return the arch of a name such as ``sm90a``, or an empty tuple for any other name."""
     try:
         arch = Arch.of(kernels)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Modules of the batch_schedule family: schedules of attention that are made on the device."""
+"""Modules of the batch_schedule family, which schedules attention on the device."""
 
 from __future__ import annotations
 

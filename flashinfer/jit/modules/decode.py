@@ -38,7 +38,7 @@ def gen_single_decode_module(
     ``cuda``. The default is ``cuda`` if a GPU is visible.
 
     Raises:
-        ValueError: a device, dtype, size or mode without kernels.
+        ValueError: there are no kernels for the device, a dtype, a size or the mode.
     """
     where = device_of(device)
     return attention_spec(
@@ -137,7 +137,7 @@ def gen_customize_batch_decode_module(
     use_logits_soft_cap: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Return :func:`gen_customize_single_decode_module`. The dtype of indices, int32, follows ``dtype_o``."""
+    """Check that indices are int32, and return :func:`gen_customize_single_decode_module`."""
     check_index_dtype("idtype", idtype)
     return gen_customize_single_decode_module(
         uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names, additional_tensor_dtypes,

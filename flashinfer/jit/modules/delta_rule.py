@@ -20,7 +20,7 @@ def gen_delta_rule_module(device: object = None, dtypes: Iterable[str] = DTYPES)
     spec = family_spec("delta_rule", backend, coverage={"dtype": values})
     if backend != "cuda":
         return spec
-    # The chunked kernels, for half types only, take ten seconds to compile, so they have files of their own.
+    # The chunked kernels have separate files, because each takes ten seconds to compile. They serve 16-bit types only.
     halves = [dtype for dtype in values if dtype != "float32"]
     kinds = ("chunks_{}", "wide_{}", "channels_{}_64", "channels_{}_128")
     chunks = (f"csrc/delta_rule/{kind.format(dtype)}.cu" for dtype in halves for kind in kinds)

@@ -20,8 +20,8 @@ def gen_delta_rule_backward_module(device: object = None, dtypes: Iterable[str] 
     spec = family_spec("delta_rule_backward", backend, coverage={"dtype": values})
     if backend != "cuda":
         return spec
-    # The chunked kernels, for half types only, take twenty seconds to compile, so they have files of their
-    # own.
+    # The chunked kernels have separate files, because each takes twenty seconds to compile. They serve 16-bit types
+    # only.
     halves = [dtype for dtype in values if dtype != "float32"]
     kinds = ["wide_{}", *(f"{kind}_{{}}_{keys}" for kind in ("chunks", "channels") for keys in (64, 128))]
     chunks = (f"csrc/delta_rule_backward/{kind.format(dtype)}.cu" for dtype in halves for kind in kinds)

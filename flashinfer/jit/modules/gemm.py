@@ -14,7 +14,7 @@ def gen_gemm_module(device: object = None) -> JitSpec:
     """Return the module of grouped GEMM for all element types. Group sizes are read on the device."""
     backend = device_of(device)
     spec = family_spec("gemm", backend)
-    # Each file of the folder has the kernels of one pair of types, so that they compile in parallel.
+    # Each file of the folder has the kernels for one pair of types. The files compile in parallel.
     parts = parts_of("gemm") if backend == "cuda" else ()
     return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]))
 

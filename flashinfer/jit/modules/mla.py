@@ -1,6 +1,6 @@
 """Modules of the mla family: attention over a cache of latents with 512 elements and a rotary key of 64.
 
-A value of their axis is the element type of queries, then a colon and that of the cache if it differs.
+A value of the axis ``dtypes`` is one element type, or ``queries:cache`` for two.
 """
 
 from __future__ import annotations
@@ -16,32 +16,35 @@ from ._family import arch_kernels, family_spec, kernels_of
 
 AXES = (DTYPE_AXIS, PROFILER_AXIS)
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
-NUM_SCALES = HEAD_DIM_CKV // 128  # of a token, if latents of 8 bits have scales per token and group of 128
-FP8 = "float8_e4m3fn"  # of caches, with queries of any type
-FP8_CACHES = ("cpu", "cuda")  # kernels that read them
-SCALED = "scaled"  # operators of CUDA kernels for 8-bit caches with scales per token
-# Name of a backend -> its kernels on a GPU. The other backends select by the device.
+NUM_SCALES = HEAD_DIM_CKV // 128  # scales of a token: one for each group of 128 latents of 8 bits
+FP8 = "float8_e4m3fn"  # element type of 8-bit caches. Queries may have any type
+FP8_CACHES = ("cpu", "cuda")  # kernels that support 8-bit caches
+SCALED = "scaled"  # name of the operators for 8-bit caches with scales per token, on CUDA
+# Public name of a backend -> its kernels on a GPU. "": the portable kernels of the device.
 BACKENDS = {"auto": "", "fa2": "cuda", "fa3": "sm90a", "cutlass": ""}
 
 
 def mla_dtypes(kernels: str) -> tuple[str, ...]:
-    """Return the element types that kernels have."""
+    """Return the element types that some kernels support."""
     return DTYPES if kernels == "cpu" else tuple(dtype for dtype in DTYPES if dtype != "float32")
 
 
 def dtypes_value(dtype_q: str, dtype_kv: str) -> str:
-    """Return a value of the axis."""
+    """Return the axis value for the element types of queries and cache."""
     return dtype_q if dtype_kv == dtype_q else f"{dtype_q}:{dtype_kv}"
 
 
 def mla_values(kernels: str, dtypes: Iterable[str]) -> tuple[str, ...]:
-    """Return all values of kernels for some element types of queries."""
+    """Return all axis values of some kernels for the element types ``dtypes`` of queries."""
     caches = (FP8,) if kernels in FP8_CACHES else ()
     return tuple(dtypes_value(dtype, cache) for dtype in dtypes for cache in (dtype, *caches))
 
 
 def operators_of(kernels: str, profiler: bool) -> str:
-    """Return ``kernels`` of ``define()``. Kernels of one arch and those that write events have operators of their own."""
+    """Return ``kernels`` of ``define()``: the suffix of the operators' namespace.
+
+    Kernels for one arch, and kernels that write events, have separate operators.
+    """
     arch = "" if kernels in ("", *MODULE_BACKENDS) else kernels
     return "_".join(part for part in (arch, "profiler" if profiler else "") if part)
 
@@ -52,9 +55,9 @@ def mla_spec(
     """Return the module of ``cpu``, ``cuda`` or ``sm90a`` kernels, for some values of the axis or all.
 
     Args:
-        profiler: the kernels write events, and their operators have a namespace of their own.
-        scaled: ``cuda`` kernels that multiply latents of 8 bits by scales per token. They are built on first use, and
-            their operators have a namespace of their own. ``cpu`` kernels always do.
+        profiler: the kernels write events. Their operators have a separate namespace.
+        scaled: the kernels multiply latents of 8 bits by scales per token. On ``cuda`` this is a separate module with
+            a separate namespace, built on first use. ``cpu`` kernels always support such scales.
     """
     known = (dtypes_value("bfloat16", FP8),) if scaled else mla_values(kernels, mla_dtypes(kernels))
     values = known if values is None else subset("dtypes", values, known)
@@ -66,7 +69,7 @@ def mla_spec(
 
 
 def check_head_dims(head_dim_ckv: int, head_dim_kpe: int, of: str = "", ckv_name: str = "head_dim_ckv") -> None:
-    """Check that the sizes are those of DeepSeek's models, or that there are no rotary keys.
+    """Check that the sizes are 512 and 64, as in DeepSeek's models, or 512 and 0, without rotary keys.
 
     Errors begin with ``of``.
     """
@@ -77,10 +80,7 @@ def check_head_dims(head_dim_ckv: int, head_dim_kpe: int, of: str = "", ckv_name
 
 
 def check_backend(backend: str, of: str = "") -> None:
-    """Check ``backend`` of a public function.
-
-    ``cutlass`` is accepted as FlashInfer's name and means ``auto``.
-    """
+    """Check ``backend`` of a public function. FlashInfer's ``cutlass`` is accepted and means ``auto``."""
     if backend not in BACKENDS:
         raise ValueError(f"{of}backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
 
@@ -99,9 +99,9 @@ def gen_batch_mla_module(
     """Return the module of ``BatchMLAPagedAttentionWrapper`` for one element type.
 
     Args:
-        backend: ``fa3`` for the kernels of 9.0a, every other value for the portable ones.
+        backend: ``fa3`` selects the kernels for 9.0a, every other value the portable kernels.
         dtype_q, dtype_o: must be equal.
-        dtype_kv: the same, or float8_e4m3fn. The portable kernels read it, for ``fa3`` also.
+        dtype_kv: equal to ``dtype_q``, or float8_e4m3fn. For 8-bit caches, ``fa3`` also uses the portable kernels.
         dtype_idx: int32.
         head_dim_ckv, head_dim_kpe: 512, and 64 or 0. Both have the same kernels.
         use_profiler: the kernels write events for :mod:`flashinfer.profiler`.
@@ -140,7 +140,7 @@ def gen_batch_decode_mla_module(
     use_tensor_cores: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Return the module of ``BatchDecodeMlaWithPagedKVCacheWrapper``: that of :func:`gen_batch_mla_module`.
+    """Return the module of ``BatchDecodeMlaWithPagedKVCacheWrapper``, from :func:`gen_batch_mla_module`.
 
     ``num_qo_heads`` and ``use_tensor_cores`` have no effect.
 

@@ -25,7 +25,7 @@ from ._family import arch_kernels
 
 
 def check_kernels(backend: str, of: str = "") -> None:
-    """Check ``backend``: ``fa2`` for the portable kernels, ``fa3`` for those of 9.0a. Errors begin with ``of``."""
+    """Check that ``backend`` is a known name. Errors begin with ``of``."""
     if backend not in KERNELS:
         raise ValueError(f"{of}backend: got {backend!r}, wanted one of {', '.join(KERNELS)}")
 
@@ -33,7 +33,7 @@ def check_kernels(backend: str, of: str = "") -> None:
 def _kernels(
     backend: str, device: object, dtype_q: object, dtype_kv: object, pos_encoding_mode: int
 ) -> tuple[str, str]:
-    """Return the device of a module and its kernels. Those of one arch are used only if ``backend`` names them."""
+    """Return the device of a module, and its kernels. Only ``backend`` selects kernels for one arch."""
     check_kernels(backend)
     kernels = KERNELS[backend]
     if kernels not in arch_kernels("prefill"):
@@ -45,7 +45,7 @@ def _kernels(
     if dtype_name(dtype_q, "dtype_q") != dtype_name(dtype_kv, "dtype_kv") or int(pos_encoding_mode) == 1:
         raise ValueError(
             f"backend: got {backend!r} with {dtype_kv} keys, {dtype_q} queries and pos_encoding_mode"
-            f" {int(pos_encoding_mode)}, wanted one dtype for both, and no rotation on the fly"
+            f" {int(pos_encoding_mode)}, wanted one dtype for both, and another mode than RoPE"
         )
     return "cuda", kernels
 
@@ -66,13 +66,13 @@ def gen_single_prefill_module(
     """Return the prefill module of one configuration, for single requests and batches, ragged and paged.
 
     Args:
-        backend: ``auto`` and ``fa2`` for the portable kernels, ``fa3`` for those of 9.0a.
+        backend: ``auto`` and ``fa2`` select the portable kernels, ``fa3`` the kernels for 9.0a.
         use_sliding_window, use_fp16_qk_reduction: no effect: a window is a run-time value, and products are
             summed in float32.
         device: ``cpu`` or ``cuda``. The default is ``cuda`` if a GPU is visible.
 
     Raises:
-        ValueError: a dtype, size or mode that the device's kernels do not have.
+        ValueError: there are no kernels for the device, a dtype, a size or the mode.
     """
     where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     return attention_spec(
@@ -135,7 +135,7 @@ def gen_customize_single_prefill_module(
     """
     where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     if fp8_enabled:
-        raise ValueError("fp8_enabled: got True, wanted False: 8-bit queries support only the library's own variants")
+        raise ValueError("fp8_enabled: got True, wanted False: 8-bit queries support only builtin variants")
     return customize_spec(
         "prefill",
         kernels,
@@ -172,10 +172,7 @@ def gen_customize_batch_prefill_module(
     fp8_enabled: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Return :func:`gen_customize_single_prefill_module`.
-
-    The dtype of indices, int32, follows ``dtype_o``.
-    """
+    """Check that indices are int32, and return :func:`gen_customize_single_prefill_module`."""
     check_index_dtype("idtype", idtype)
     return gen_customize_single_prefill_module(
         backend, uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names,

@@ -12,7 +12,7 @@ from ._attention import CONSTANTS
 from ._family import family_spec, parts_of
 
 AXES = (DTYPE_AXIS,)
-# Head sizes of the CUDA kernels, each in a part of its own.
+# Head sizes of the CUDA kernels. Each size is a separate translation unit.
 CUDA_HEAD_DIMS = ("64", "128", "192:128", "256")
 MAX_CUDA_HEAD_DIM = 256
 
@@ -21,7 +21,7 @@ def gen_prefill_backward_module(device: object = None, dtypes: Iterable[str] | N
     """Return the module of the gradients of attention: all head sizes on the CPU, up to 256 on CUDA.
 
     Raises:
-        ValueError: a dtype without kernels. CUDA has float16 and bfloat16.
+        ValueError: there are no kernels for a dtype. CUDA supports float16 and bfloat16.
     """
     backend = device_of(device)
     if backend != "cuda":
@@ -32,10 +32,10 @@ def gen_prefill_backward_module(device: object = None, dtypes: Iterable[str] | N
         )
     values = subset("dtypes", DTYPES[1:] if dtypes is None else dtypes, DTYPES)
     if "float32" in values:
-        raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda: gradients of others have no kernels")
+        raise ValueError("dtypes: got float32, wanted float16 or bfloat16 on cuda, which has no other kernels")
     coverage = {"dtype": values, "head_dims": CUDA_HEAD_DIMS}
     spec = family_spec("prefill_backward", backend, coverage=coverage, config={"head_dims": CONSTANTS["head_dims"]})
-    # Kernels for one arch are parts of the module, because only a call shows whether they serve it.
+    # The module contains kernels for all archs, because they are selected by each call.
     parts = parts_of("prefill_backward")
     return replace(spec, sources=(*spec.sources[:-1], *parts, spec.sources[-1]), split=True)
 

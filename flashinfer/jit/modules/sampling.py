@@ -17,7 +17,7 @@ def gen_sampling_module(device: object = None, dtypes: Iterable[str] = DTYPES) -
     """Return the module of sampling, softmax, filters and speculative verification for ``dtypes``."""
     backend = device_of(device)
     spec = family_spec("sampling", backend, coverage={"dtype": subset("dtypes", dtypes, DTYPES)})
-    # The kernels that compile longest have files of their own.
+    # Kernels with long compile times have separate files, which compile in parallel.
     names = (
         "candidates", "candidate_maps", "cluster_smem", "nucleus", "samples", "streamed_samples", "maps", "streamed_maps",
         "masks", "top_k",
