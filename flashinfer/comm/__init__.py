@@ -1,9 +1,9 @@
 """Collectives between GPUs of one host, and names of FlashInfer that engines import without a guard.
 
-The submodules ``allreduce`` and ``workspace`` have the all-reduce, alone or with residual, RMSNorm and FP8 quantisation.
-Engines switch fusion on if this package exports ``allreduce_fusion`` and ``create_allreduce_fusion_workspace``. It does
-not until the kernels ran on several GPUs. Other functions of FlashInfer 0.2.7 raise ``UnsupportedError``. Enumerations
-have FlashInfer's values.
+The submodules ``allreduce`` and ``workspace`` have the all-reduce, also fused with residual, RMSNorm and FP8
+quantisation. This package does not export ``allreduce_fusion`` and ``create_allreduce_fusion_workspace`` yet, because
+engines would then use fusion, and the kernels have not run on several GPUs. Other functions of FlashInfer 0.2.7 raise
+``UnsupportedError``. Enumerations have FlashInfer's values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collective steps of a group's set-up: each ends with the same results, or the same error, on every rank."""
+"""Collective steps of a group's set-up. Each step has the same results, or the same error, on every rank."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Exchange:
         self._backend = backend
 
     def vote(self, work: Callable[[], T]) -> list[T]:
-        """Do some work on every rank and return the results by rank. They must be picklable.
+        """Call ``work`` on every rank and return all results by rank. They must be picklable.
 
-        A rank that fails does not leave the others waiting in the next step.
+        If a rank fails, all ranks raise its error, so none waits in the next step.
 
         Raises:
             Exception: the error of the lowest rank that failed, on every rank.
@@ -49,7 +49,7 @@ class Exchange:
         return [value for value, _ in gathered]
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do some work on every rank and return the result of this rank, which need not be picklable.
+        """Call ``work`` on every rank and return the result of this rank. It need not be picklable.
 
         Raises:
             Exception: the error of the lowest rank that failed, on every rank.
@@ -59,10 +59,10 @@ class Exchange:
         return results[0]
 
     def agree(self, what: str, value: T) -> T:
-        """Return a value that is equal on all ranks.
+        """Check that a value is equal on all ranks, and return it.
 
         Raises:
-            ValueError: it differs. The text names both ranks and values, on every rank.
+            ValueError: the values of two ranks differ. The text names both. Every rank raises it.
         """
         values = self.vote(lambda: value)
         for rank, other in enumerate(values):

@@ -1,7 +1,7 @@
-"""Memory that every rank of a group maps: descriptors over sockets, or handles of ``cudaIpc``.
+"""Memory that every rank of a group maps, by file descriptors over sockets or by handles of ``cudaIpc``.
 
-A descriptor's memory lives until its last mapping is gone. Other ranks can therefore still write it after one rank has
-died or called ``close()``.
+The memory of a descriptor exists until its last mapping is gone. Other ranks can therefore still write it after one
+rank has died or called ``close()``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from ._agree import Exchange
 
-SOCKET_SECONDS = 60.0  # for a peer to connect: all have voted for it, so none does other work
+SOCKET_SECONDS = 60.0  # to wait for a connection: all peers are in this step, so they connect at once
 HANDLE_BYTES = 64  # of cudaIpc
 
 
@@ -29,20 +29,20 @@ class SharedMemory:
 
     Attributes:
         addresses: of each rank's area in this process, by rank.
-        way: ``"memfd"``, ``"vmm"`` or ``"cudaIpc"``.
+        mechanism: ``"memfd"``, ``"vmm"`` or ``"cudaIpc"``.
         write, read: copy bytes from and to the host.
         close: unmaps all areas of this process.
     """
 
     addresses: tuple[int, ...]
-    way: str
+    mechanism: str
     write: Callable[[int, bytes], None]
     read: Callable[[int, int], bytes]
     close: Callable[[], None]
 
 
 class Library:
-    """Functions of the CUDA module that allocate and map memory. Its device must be current.
+    """Functions of the CUDA module that allocate and map memory of the current device.
 
     Args:
         path: the loaded module.
@@ -67,18 +67,18 @@ def share_on_host(count: int, exchange: Exchange) -> SharedMemory:
     """Share ``count`` bytes of host memory of each rank.
 
     Raises:
-        OSError: no memory, or descriptors cannot be passed on. All ranks raise it.
+        OSError: no memory, or descriptors cannot be sent. All ranks raise it.
     """
     with ExitStack() as undo:
 
         def create() -> int:
             own = os.memfd_create("flashinfer-comm")
             undo.callback(os.close, own)
-            os.posix_fallocate(own, 0, count)  # a lack of memory is an error here, not a signal at the first write
+            os.posix_fallocate(own, 0, count)  # allocate now: a later lack of memory would be a signal, not an error
             return own
 
         own = exchange.run(create)
-        views, descriptors = list[Any](), pass_on(own, exchange, undo)
+        views, descriptors = list[Any](), exchange_descriptors(own, exchange, undo)
 
         def map_all() -> None:
             views.extend(_mapped(descriptor, count) for descriptor in descriptors)
@@ -99,10 +99,10 @@ def _write_host(address: int, data: bytes) -> None:
 
 
 def share_on_gpu(count: int, exchange: Exchange, device: int, library: Library) -> SharedMemory:
-    """Share ``count`` bytes of GPU memory of each rank: by descriptors, or by ``cudaIpc`` if a rank cannot.
+    """Share ``count`` bytes of GPU memory of each rank: by descriptors, or by ``cudaIpc`` if these fail.
 
     Raises:
-        RuntimeError: neither way works. The text has both reasons. All ranks raise it.
+        RuntimeError: both mechanisms fail. The text has both reasons. All ranks raise it.
     """
     try:
         return _share_descriptors(count, exchange, device, library)
@@ -134,7 +134,7 @@ def _share_descriptors(count: int, exchange: Exchange, device: int, library: Lib
             return own.value
 
         own = exchange.run(create)
-        descriptors = pass_on(own, exchange, temporary)
+        descriptors = exchange_descriptors(own, exchange, temporary)
 
         def open_all() -> None:
             for rank, descriptor in enumerate(descriptors):
@@ -171,7 +171,7 @@ def _share_handles(count: int, exchange: Exchange, library: Library) -> SharedMe
     return _gpu_memory(addresses, "cudaIpc", library, close)
 
 
-def _gpu_memory(addresses: dict[int, int], way: str, library: Library, close: Callable[[], None]) -> SharedMemory:
+def _gpu_memory(addresses: dict[int, int], mechanism: str, library: Library, close: Callable[[], None]) -> SharedMemory:
     def write(address: int, data: bytes) -> None:
         library("write", ctypes.c_int64(address), data, ctypes.c_int64(len(data)))
 
@@ -180,11 +180,11 @@ def _gpu_memory(addresses: dict[int, int], way: str, library: Library, close: Ca
         library("read", ctypes.c_int64(address), data, ctypes.c_int64(count))
         return data.raw
 
-    return SharedMemory(tuple(address for _, address in sorted(addresses.items())), way, write, read, close)
+    return SharedMemory(tuple(address for _, address in sorted(addresses.items())), mechanism, write, read, close)
 
 
-def pass_on(own: int, exchange: Exchange, undo: ExitStack) -> list[int]:
-    """Send this rank's descriptor to all peers, and return those of all ranks by rank.
+def exchange_descriptors(own: int, exchange: Exchange, undo: ExitStack) -> list[int]:
+    """Send this rank's descriptor to all peers. Return the descriptors of all ranks, by rank.
 
     Sockets are in the abstract namespace, so a killed process leaves no file. ``undo`` closes received descriptors.
 
@@ -231,7 +231,7 @@ def pass_on(own: int, exchange: Exchange, undo: ExitStack) -> list[int]:
 
 
 def _check_user(connection: socket.socket) -> None:
-    """Refuse a connection of another user: any process of the machine may connect."""
+    """Refuse a connection of another user, because any process of the machine may connect."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     user = struct.unpack("3i", credentials)[1]
     if user != os.geteuid():

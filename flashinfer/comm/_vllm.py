@@ -1,7 +1,7 @@
-"""vLLM's all-reduce, by the names of FlashInfer 0.2.7, over a workspace in a shared buffer.
+"""vLLM's all-reduce with the names of FlashInfer 0.2.7, over a workspace in a shared buffer.
 
-TensorRT-LLM and vLLM register the addresses of their tensors, which peers then read. Here peers write to inboxes, so
-nothing is registered and those functions only keep count.
+In vLLM, ranks register the addresses of their tensors, and peers read them. Here peers write to inboxes. Registration
+functions therefore only count calls.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def vllm_init_custom_ar(ipc_tensors: list[int], rank_data: torch.Tensor, rank: i
         raise value_error(op, "rank", rank, f"{buffer.rank} as the buffer has")
     if buffer.count < INBOX_BYTES:
         raise value_error(op, "ipc_tensors", f"{buffer.count} bytes", f"at least {INBOX_BYTES}")
-    if buffer.is_used:  # peers may still send words of the last one
+    if buffer.is_used:  # peers may still write words of the last all-reduce
         raise value_error(op, "ipc_tensors", "a buffer of another all-reduce", "a new one")
     buffer.is_used = True
     areas = SLOTS * max(1, len(ipc_tensors) - 1)
@@ -83,7 +83,7 @@ def vllm_init_custom_ar(ipc_tensors: list[int], rank_data: torch.Tensor, rank: i
 def vllm_all_reduce(
     fa: int, inp: torch.Tensor, out: torch.Tensor, reg_buffer: int, reg_buffer_sz_bytes: int, num_ctas: int
 ) -> None:
-    """Write the sum of ``inp`` over the ranks to ``out``, in the numbers of :func:`allreduce_fusion`.
+    """Write the sum of ``inp`` over the ranks to ``out``, with the bits of :func:`allreduce_fusion`.
 
     Args:
         fa: of :func:`vllm_init_custom_ar`.
@@ -116,7 +116,7 @@ def vllm_all_reduce(
 
 
 def vllm_dispose(fa: int) -> None:
-    """Wait for this rank's kernels and forget an all-reduce. Its buffer stays, for :func:`free_shared_buffer`."""
+    """Wait for this rank's kernels and release an all-reduce. Free its buffer by :func:`free_shared_buffer`."""
     _instance("vllm_dispose", fa).workspace.destroy()
     del _instances[fa]
 
@@ -127,13 +127,13 @@ def vllm_register_buffer(fa: int, fake_ipc_ptrs: list[int]) -> None:
 
 
 def vllm_get_graph_buffer_ipc_meta(fa: int) -> tuple[list[int], list[int]]:
-    """Return zeros for each call in a graph since the last registration: bytes of handles, and offsets."""
+    """Return zeros, as many as handles and offsets of the calls in graphs since the last registration."""
     captured = _instance("vllm_get_graph_buffer_ipc_meta", fa).captured
     return [0] * (HANDLE_BYTES * captured), [0] * captured
 
 
 def vllm_register_graph_buffers(fa: int, handles: list[list[int]], offsets: list[list[int]]) -> None:
-    """Count captured calls from zero again. Graphs need no registration."""
+    """Reset the count of captured calls. Graphs need no registration."""
     _instance("vllm_register_graph_buffers", fa).captured = 0
 
 

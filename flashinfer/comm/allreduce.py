@@ -1,4 +1,4 @@
-"""All-reduce over a workspace, alone or with residual, RMSNorm and FP8 quantisation."""
+"""All-reduce over a workspace, optionally fused with residual, RMSNorm and FP8 quantisation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _allreduce = define(
 )
 
 STATIC, TOKEN, GROUP = 1, 2, 3  # NormQuant of common/allreduce.h
-_SHOTS = 0  # 1 or 2 in tests, instead of the kernel's choice by size
-# Pattern -> the quantisation, and whether the norm itself is a result.
+_SHOTS = 0  # 0: the kernel selects one or two shots by size. Tests set 1 or 2
+# Pattern -> the quantisation, and whether norm_out is written too.
 _Pattern = AllReduceFusionPattern
 NORM_PATTERNS = {
     _Pattern.kARResidualRMSNorm: (0, True),
@@ -41,7 +41,7 @@ NORM_PATTERNS = {
     _Pattern.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant: (GROUP, True),
 }
 
-# Pattern -> that of the sum over experts, which is computed first.
+# Pattern with a sum over experts -> the pattern of the all-reduce after it.
 EXPERT_PATTERNS = {
     _Pattern.kMoEReductionARResidualRMSNorm: _Pattern.kARResidualRMSNorm,
     _Pattern.kMoEFinalizeARResidualRMSNorm: _Pattern.kARResidualRMSNorm,
@@ -79,11 +79,11 @@ def allreduce_fusion(
     *,
     moe_finalize_backend: str = "trtllm",
 ) -> torch.Tensor:
-    """Sum ``input`` over the ranks of a workspace. On request add the residual, normalise and quantise.
+    """Sum ``input`` over the ranks of a workspace. Optionally add the residual, normalise and quantise.
 
-    All ranks make the same calls in the same order. The sum is in float32 in the order of ranks, rounded once,
-    so all ranks get the same bits, and a row has the same bits in every batch, in a graph and with or without
-    the norm. With the norm::
+    All ranks make the same calls in the same order. The sum is computed in float32 in the order of ranks, and rounded
+    once. All ranks get the same bits. The bits of a row do not depend on the batch, on graphs or on the norm. With the
+    norm::
 
         residual_out = sum + residual_in
         norm_out = residual_out / sqrt(mean(residual_out ** 2) + rms_eps) * (rms_gamma + weight_bias)
@@ -107,26 +107,26 @@ def allreduce_fusion(
 
     Args:
         input: ``[tokens, hidden]``, contiguous, float32, float16 or bfloat16. Shape and dtype are equal on all
-            ranks, and the workspace is on its device. ``MoEFinalize`` reads ``[rows, hidden]`` with a row for each
-            element of ``expanded_idx_to_permuted_idx`` or more, and outputs then have its tokens.
+            ranks, and the workspace is on its device. For ``MoEFinalize`` it is ``[rows, hidden]``, the experts' rows
+            to which ``expanded_idx_to_permuted_idx`` points. The tokens of the outputs are then those of that table.
         workspace: of :func:`create_allreduce_fusion_workspace`.
         pattern: of :class:`AllReduceFusionPattern`, without FP4.
-        launch_with_pdl: let the kernel start before the one before it ends, on Hopper and newer.
-        output: like ``input``: the sum. With the norm it is optional, without it is allocated by default.
+        launch_with_pdl: let the kernel start before the preceding kernel ends, on Hopper and newer.
+        output: like ``input``, receives the sum. Optional in patterns with the norm, otherwise allocated by default.
         residual_out, norm_out: like ``input``, allocated by default. Each output may be ``input`` or
             ``residual_in`` itself, and overlaps no other output. Patterns that do not write
             ``norm_out`` ignore it.
         quant_out: ``[tokens, hidden]``, contiguous, float8_e4m3fn, allocated by default.
-        scale_out: float32 with an element for each token, contiguous; or int32 ``[tokens, words]`` of any
-            strides, where a word has the exponents of four groups, the first in its lowest byte, and zeros after
-            the last group. Allocated by default: ``[tokens, 1]``, or with strides ``(1, tokens)``, where tokens are
-            rounded up to a multiple of 4.
+        scale_out: for scales per token, contiguous float32 with one element for each token. For scales per group,
+            int32 ``[tokens, words]`` of any strides. A word contains the exponents of four groups, the first in its
+            lowest byte, and zeros after the last group. Allocated by default: ``[tokens, 1]``, or with strides
+            ``(1, tokens)``, where tokens are rounded up to a multiple of 4.
         residual_in: like ``input``, and equal on all ranks. Required by the norm, as is ``rms_gamma``.
         rms_gamma: ``[hidden]``, of ``input``'s dtype.
         rms_eps: added to the mean of squares.
-        scale_factor: a positive number, or a tensor with one, which a graph reads at its replay.
-        block_quant_group_size: columns of a group: a power of two, from 16 bytes of ``input`` to 512, that divides
-            ``hidden``.
+        scale_factor: a positive number, or a tensor with one element. A graph reads the tensor in each replay.
+        block_quant_group_size: columns of a group. A power of two that divides ``hidden``, at most 512 and at least 16
+            bytes of ``input``.
         weight_bias: added to ``rms_gamma``: 1 for Gemma.
         moe_reduction_device_num_experts: number of experts.
         moe_reduction_scale_input: ``[experts, tokens]`` in any shape, contiguous.
@@ -221,7 +221,7 @@ def allreduce_fusion(
 def _quant_outputs(
     input: torch.Tensor, quant: int, group: int, quant_out: torch.Tensor | None, scale_out: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the outputs of a quantised norm that a call writes, and allocate those that it lacks."""
+    """Return the outputs of a quantised norm. Allocate those that the caller did not pass."""
     if quant == 0:
         return None, None
     if quant_out is None:

@@ -142,7 +142,7 @@ def create_shared_buffer(
     comm_backend: CommBackend | None = None,
     device: torch.device | str | int | None = None,
 ) -> list[int]:
-    """Allocate memory on each rank, and map that of all ranks: a collective call.
+    """Allocate memory on each rank, and map the memory of all ranks. This is a collective call.
 
     Args:
         size_in_bytes: equal on all ranks. The bytes are ``0xff``, which a workspace reads as empty.
@@ -176,7 +176,7 @@ def create_shared_buffer(
 
 
 def free_shared_buffer(pointers: list[int], group: Any = None) -> None:
-    """Unmap a buffer after this rank's kernels. This is a local call, so peers may still write to the memory.
+    """Wait for this rank's kernels and unmap a buffer. This is a local call: peers may still write to the memory.
 
     Args:
         pointers: of :func:`create_shared_buffer`.

@@ -40,9 +40,9 @@ def reduce_scatter(
         input: ``[ranks * rows, hidden]``, contiguous, float32, float16 or bfloat16. Shape and dtype are equal on all
             ranks. Rank ``i`` gets the sum of ``input[i * rows : (i + 1) * rows]``.
         workspace: of :func:`create_allreduce_fusion_workspace`, on the device of ``input``.
-        output: ``[rows, hidden]``, contiguous, allocated by default. It may be this rank's rows of ``input``
-            themselves, and overlaps no others.
-        launch_with_pdl: let the kernel start before the one before it ends, on Hopper and newer.
+        output: ``[rows, hidden]``, contiguous, allocated by default. It may be the view
+            of this rank's rows of ``input``. It overlaps no other rows.
+        launch_with_pdl: let the kernel start before the preceding kernel ends, on Hopper and newer.
 
     Returns:
         ``output``.
@@ -77,9 +77,9 @@ def all_gather(
     Args:
         input: ``[rows, hidden]``, contiguous, float32, float16 or bfloat16. Shape and dtype are equal on all ranks.
         workspace: of :func:`create_allreduce_fusion_workspace`, on the device of ``input``.
-        output: ``[ranks * rows, hidden]``, contiguous, allocated by default. ``input`` may be this rank's rows of it,
-            and overlaps no others.
-        launch_with_pdl: let the kernel start before the one before it ends, on Hopper and newer.
+        output: ``[ranks * rows, hidden]``, contiguous, allocated by default. ``input`` may be
+            the view of this rank's rows of it. It overlaps no other rows.
+        launch_with_pdl: let the kernel start before the preceding kernel ends, on Hopper and newer.
 
     Returns:
         ``output``.

@@ -1,6 +1,6 @@
-"""Workspaces: memory that the ranks of a group share, on one device of each rank and in one order of calls.
+"""Workspaces: memory that the ranks of a group share, and the state of the calls that use it.
 
-The protocol of the shared words stands in ``include/flashinfer/common/allreduce.h``.
+``include/flashinfer/common/allreduce.h`` describes the protocol.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def inbox_bytes(ranks: int, slot_bytes: int) -> int:
 
 
 def most_columns(dtype: torch.dtype, device: torch.device) -> int | float:
-    """Return the longest row that the norm serves on a device. A thread has one part of a row, or several on Ampere."""
+    """Return the longest row of the norm on a device. A thread has one part of a row on Hopper, several before it."""
     if device.type != "cuda":
         return float("inf")
     hopper = torch.cuda.get_device_properties(device).major >= 9
@@ -90,9 +90,9 @@ class AllReduceFusionWorkspace:
 class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     """Memory of one rank that its peers write, and the state of its calls.
 
-    The constructor is a collective call: all ranks get a workspace, or all raise the same error. All calls of a
-    workspace are in one order, on one stream or on streams that wait for each other. CUDA graphs hold its
-    addresses, so it must outlive them. It serves every shape that fits by bytes.
+    The constructor is a collective call: all ranks get a workspace, or all raise the same error. All ranks make the
+    calls of a workspace in the same order, on one stream or on streams that wait for each other. CUDA graphs contain
+    its addresses, so it must outlive them. A call may have any shape whose bytes fit.
 
     Args:
         tp_size, tp_rank: ranks of the group, at most 16, and this rank.
@@ -104,9 +104,9 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     Raises:
         ValueError: sizes differ between ranks, or are invalid.
         UnsupportedError: the ranks are on several hosts.
-        GroupError: memory is mapped, but what one rank writes does not arrive at another.
+        GroupError: memory is mapped, but a rank does not see the bytes that another rank writes.
         CaptureError: a CUDA graph is being captured.
-        RuntimeError: no memory, or memory that cannot be shared.
+        RuntimeError: there is no memory, or it cannot be shared.
 
     Attributes: ``metadata``, a dict with the sizes.
     """
@@ -164,7 +164,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     def _over(
         cls, addresses: tuple[int, ...], rank: int, slot_bytes: int, device: torch.device, shares: int
     ) -> TRTLLMAllReduceFusionWorkspace:
-        """Make a workspace over inboxes that another owns, filled with empty words. This is a local call.
+        """Make a workspace over existing inboxes. The caller owns them, and they contain empty words. A local call.
 
         Args:
             addresses: of the inboxes, by rank.
@@ -191,10 +191,10 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         multiprocessors = 1
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            # With PDL a rank's next kernel is resident while this one waits. If ranks share a GPU, the kernels of both
-            # generations and all ranks must fit, in clusters too: a kernel without a place would never arrive.
-            places = 1 if shares == 1 else 2 * shares
-            multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count // places
+            # Ranks that share a GPU must be resident together, or they would wait for each other forever. With PDL a
+            # rank's next kernel is resident while its last one still waits, so each rank needs room for two kernels.
+            resident = 1 if shares == 1 else 2 * shares
+            multiprocessors = torch.cuda.get_device_properties(self._device).multi_processor_count // resident
         table = [
             self._state.data_ptr(),
             self._report.data_ptr(),
@@ -213,7 +213,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         """Return whether a call with such an input fits: its bytes, and a row for the norm on this GPU.
 
         Args:
-            tp_size: ranks; another number than the workspace's never fits.
+            tp_size: number of ranks. The result is False if the workspace has another number.
             num_tokens, hidden_dim, dtype: of the input. Rows are padded to 16 bytes.
             use_oneshot: ignored.
         """
@@ -222,10 +222,10 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         return self._is_alive() and tp_size == self.world_size and fits
 
     def check(self) -> None:
-        """Raise the error that a call of this workspace has ended with.
+        """Raise the error of the first failed call of this workspace.
 
-        Calls on a GPU return before their kernel runs. Each later call raises, and so does this function, which
-        waits for nothing: call it after a replay has ended.
+        Calls on a GPU return before their kernel runs. Each later call raises the error, and so does this function. It
+        does not wait for the GPU: call it after a replay has ended.
 
         Raises:
             GroupError: a rank did not arrive in time or made another call, :meth:`abort` was called, or two
@@ -250,11 +250,11 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         raise GroupError(f"{op}: aborted", (self.rank,))
 
     def _call(self, operator: Callable[..., object], *arguments: object) -> None:
-        """Call an operator of this workspace. If an earlier call failed, raise its error."""
+        """Call an operator of this workspace. Raise the error of an earlier call that failed."""
         try:
             operator(*arguments)
         except GroupError:
-            self.check()  # has the reason
+            self.check()  # raises the error with its reason
             raise
 
     def abort(self) -> None:
@@ -262,9 +262,9 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
         self._words[ABORT] = 1
 
     def destroy(self) -> None:
-        """Wait for this rank's kernels, unmap the memory and warn of an error that no call has raised.
+        """Wait for this rank's kernels and unmap the memory. Warn of an error that no call has raised.
 
-        A local call: it needs no other rank and no process group. Repeated calls do nothing. Later calls of
+        This is a local call: it needs no other rank and no process group. Repeated calls do nothing. Later calls of
         :func:`allreduce_fusion` raise ``ValueError``.
         """
         if not self._is_alive():
@@ -332,12 +332,12 @@ def create_allreduce_fusion_workspace(
     """Make the workspace of :func:`allreduce_fusion`: a collective call of all ranks.
 
     Args:
-        backend: ``"auto"`` or ``"trtllm"``. Others need NVLink multicast, which is not used.
+        backend: ``"auto"`` or ``"trtllm"``. Every other backend needs NVLink multicast, which is not supported.
         world_size, rank, max_token_num, hidden_dim, dtype, comm_backend, group, device: see
             :class:`TRTLLMAllReduceFusionWorkspace`.
         gpus_per_node: ignored: all ranks are on one host.
         force_oneshot_support: ignored: every size that fits is summed in one shot.
-        options: options of other backends are refused.
+        options: options of other backends, which must be ``None``.
 
     Raises:
         ValueError: another backend, a missing size, or an option of another backend.
@@ -360,7 +360,7 @@ def create_allreduce_fusion_workspace(
 
 
 def backend_of(op: str, size: int | None, backend: CommBackend | None, group: Any) -> CommBackend | None:
-    """Return the exchange of objects of a group. A group of one needs none."""
+    """Return the exchange of Python objects between the ranks of a group. A group of one needs none."""
     if backend is not None or size == 1:
         return backend
     import torch.distributed as dist
@@ -402,13 +402,13 @@ def device_of(device: torch.device | str | int | None) -> torch.device:
 
 
 def _host() -> str:
-    """Return the boot of this host's kernel: ranks with another one cannot share memory."""
+    """Return the boot id of this host. Ranks share memory only if their boot ids are equal."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read()
 
 
 def agree_on_place(op: str, exchange: Exchange, device: torch.device, count: int) -> int:
-    """Check that the ranks are on one host and ask for ``count`` bytes each.
+    """Check that all ranks are on one host and request ``count`` bytes each.
 
     Returns:
         The number of ranks on this rank's GPU.
@@ -416,7 +416,7 @@ def agree_on_place(op: str, exchange: Exchange, device: torch.device, count: int
 
     def facts() -> tuple[str, str]:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise CaptureError(f"{op}: a CUDA graph is being captured: make the workspace before")
+            raise CaptureError(f"{op}: a CUDA graph is being captured: make the workspace before the capture")
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
         return _host(), gpu
 
@@ -431,7 +431,7 @@ def agree_on_place(op: str, exchange: Exchange, device: torch.device, count: int
 
 
 def load(device: torch.device, dtype: torch.dtype, ranks: int) -> Library | None:
-    """Load the module and, on a GPU, all kernels that calls may use."""
+    """Load the module. On a GPU, also load all kernels of later calls."""
     spec = gen_allreduce_module(device.type)
     needs = {"dtype": (str(dtype).removeprefix("torch."),)}
     modules.load(spec, needs)
@@ -446,35 +446,36 @@ def load(device: torch.device, dtype: torch.dtype, ranks: int) -> Library | None
 
 
 def share_empty(count: int, exchange: Exchange, device: torch.device, library: Library | None) -> SharedMemory:
-    """Share memory of each rank, filled with empty words, after a test that what a rank writes arrives."""
+    """Share memory of each rank, filled with empty words. Test that each rank sees the bytes of its peers."""
     memory = share_on_host(count, exchange) if library is None else share_on_gpu(count, exchange, device.index, library)
     try:
-        _prove(exchange, memory)
+        _test_writes(exchange, memory)
     except Exception:
         memory.close()
         raise
     return memory
 
 
-def _prove(exchange: Exchange, memory: SharedMemory) -> None:
-    """Check that what each rank writes to a peer's memory arrives there, and leave the memory empty.
+def _test_writes(exchange: Exchange, memory: SharedMemory) -> None:
+    """Check that each rank sees the bytes that its peers write to its memory. Leave the memory empty.
 
     Raises:
-        GroupError: it does not. The text names both ranks.
+        GroupError: a rank does not see them. The text names both ranks.
     """
     size, rank = exchange.size, exchange.rank
 
-    def place(sender: int) -> int:
-        return sender * 16  # a header of slot 0
+    def header_at(sender: int) -> int:
+        return sender * 16  # offset of a header of slot 0
 
     def write() -> None:
         for peer in range(size):
-            memory.write(memory.addresses[peer] + place(rank), bytes([rank + 1, peer + 1] * 8))
+            memory.write(memory.addresses[peer] + header_at(rank), bytes([rank + 1, peer + 1] * 8))
 
     def compare() -> None:
         for sender in range(size):
-            if memory.read(memory.addresses[rank] + place(sender), 16) != bytes([sender + 1, rank + 1] * 8):
-                raise GroupError(f"rank {rank} does not see what rank {sender} writes to its memory", (rank, sender))
+            if memory.read(memory.addresses[rank] + header_at(sender), 16) != bytes([sender + 1, rank + 1] * 8):
+                text = f"rank {rank} does not see the bytes that rank {sender} writes to its memory"
+                raise GroupError(text, (rank, sender))
 
     exchange.vote(write)
     exchange.vote(compare)

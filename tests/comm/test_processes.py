@@ -90,7 +90,7 @@ for number in range(150):
         assert all(torch.equal(x, norm.cpu()) for x in norms)
     assert torch.equal(got, want), (number, tokens, hidden)
 one.check()
-said["way"] = one._memory.way
+said["way"] = one._memory.mechanism
 """
 SHARES = """
 one = memory["one"]

@@ -275,10 +275,10 @@ def test_a_step_that_fails_on_one_rank(step, nothing_left, monkeypatch):
 
 def test_memory_that_does_not_arrive(nothing_left, monkeypatch):
     """Each rank maps memory, but not that of its peers."""
-    monkeypatch.setattr(_memory, "pass_on", lambda own, exchange, undo: [own] * exchange.size)
+    monkeypatch.setattr(_memory, "exchange_descriptors", lambda own, exchange, undo: [own] * exchange.size)
     made = make(2)
     assert {type(one) for one in made} == {GroupError}
-    assert "rank 0 does not see what rank 0 writes" in str(made[0]) or "rank 1" in str(made[0])
+    assert "rank 0 does not see the bytes that rank 0 writes" in str(made[0]) or "rank 1" in str(made[0])
 
 
 def test_a_connection_of_another_user(nothing_left, monkeypatch):
@@ -294,7 +294,7 @@ def test_descriptors_that_are_refused_on_a_gpu(device, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError("no descriptors here")
 
-    monkeypatch.setattr(_memory, "pass_on", refuse)
+    monkeypatch.setattr(_memory, "exchange_descriptors", refuse)
     made = make(2, device=device)
     assert {type(one) for one in made} == {RuntimeError}
     assert "by descriptors: no descriptors here; by cudaIpc: cudaIpcOpenMemHandle" in str(made[0])
@@ -313,7 +313,7 @@ def test_gpu_memory_is_released(device, monkeypatch):
         failing = turn % 2 == 1
         with monkeypatch.context() as change:
             if failing:
-                change.setattr(_memory, "pass_on", refuse)
+                change.setattr(_memory, "exchange_descriptors", refuse)
             for one in make(2, device=device, max_token_num=1 << 21):  # 1 GiB for each rank
                 assert isinstance(one, RuntimeError) if failing else one.destroy() is None, one
 

@@ -1,6 +1,6 @@
-"""TensorRT-LLM's all-reduce, by the names of FlashInfer 0.2.7, over the workspace of ``allreduce_fusion``.
+"""TensorRT-LLM's all-reduce with the names of FlashInfer 0.2.7, over the workspace of ``allreduce_fusion``.
 
-A workspace is a list of lists of addresses there, or a tensor. Here both only name a workspace object.
+In FlashInfer, a workspace is a tensor or a list of lists of addresses. Here both are handles of a workspace object.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def trtllm_custom_all_reduce(
     lamport_peer_comm_buffer_ptrs_1: torch.Tensor | None,
     lamport_peer_comm_buffer_ptrs_2: torch.Tensor | None,
 ) -> None:
-    """Sum over the ranks, with bias, residual and RMSNorm on request.
+    """Sum over the ranks, optionally with bias, residual and RMSNorm.
 
     - ``NONE``: ``out`` is the sum.
     - ``RESIDUAL_RMS_NORM``: ``intermediate_buffer`` is ``sum + (residual + bias)``, and ``out`` its norm with
@@ -47,8 +47,8 @@ def trtllm_custom_all_reduce(
       and ``intermediate_buffer`` adds the residual to it.
 
     Args:
-        inp, out, residual, intermediate_buffer: contiguous, with ``token_num`` rows in any shape. The last one is
-            required by the norms.
+        inp, out, residual, intermediate_buffer: contiguous, with ``token_num`` rows in any shape. The norms require
+            ``intermediate_buffer``.
         tp_size, tp_rank: as the workspace has.
         fusion_op_code: of :class:`AllReduceFusionOp`.
         peer_comm_buffer_ptrs: the first list of :func:`trtllm_create_ipc_workspace_for_all_reduce`, as an int64

@@ -42,7 +42,7 @@ def trtllm_allreduce_fusion(
     block_quant_group_size: int | None = None,
     weight_bias: float | None = None,
 ) -> None:
-    """Sum over the ranks with what follows: :func:`allreduce_fusion` on flat tensors, with outputs given.
+    """Call :func:`allreduce_fusion` on flat tensors. The caller passes all outputs.
 
     Args:
         allreduce_in, allreduce_out, residual_in, residual_out, norm_out: contiguous, with ``token_num * hidden_dim``
@@ -52,7 +52,7 @@ def trtllm_allreduce_fusion(
         workspace_ptrs: the tensor of :func:`trtllm_create_ipc_workspace_for_all_reduce_fusion` itself.
         pattern_code: of :class:`AllReduceFusionPattern`. Every output that it writes is required, except
             ``residual_out``.
-        quant_out: contiguous memory of any dtype, in which the first bytes become the ``float8_e4m3fn`` result.
+        quant_out: contiguous memory of any dtype. The result is written to its first bytes as ``float8_e4m3fn``.
         metadata: the workspace's sizes. A call with other sizes is refused.
         rms_eps, weight_bias: by default 1e-6 and 0.
 
@@ -237,7 +237,7 @@ def _fuse_experts(
 def check_metadata(
     op: str, metadata: dict[str, Any], size: int, rank: int, tokens: int, hidden: int, x: torch.Tensor
 ) -> None:
-    """Refuse a call that the sizes of a workspace exclude."""
+    """Check that a call fits the sizes of its workspace."""
     is_fp32 = x.dtype == torch.float32
     checks: tuple[tuple[str, Any, Callable[[Any], bool]], ...] = (
         ("tp_size", size, lambda most: size == most),
@@ -259,7 +259,7 @@ def check_outputs(
     quant_out: torch.Tensor | None,
     scale_out: torch.Tensor | None,
 ) -> None:
-    """Refuse a call whose result would be lost: the function returns nothing."""
+    """Check that the caller passes the outputs of the pattern. The function returns nothing."""
     quant, has_norm = NORM_PATTERNS.get(pattern, (0, False))
     outputs = {
         "allreduce_out": (pattern == AllReduceFusionPattern.kAllReduce, allreduce_out),

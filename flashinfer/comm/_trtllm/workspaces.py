@@ -17,7 +17,7 @@ _workspaces: dict[int, TRTLLMAllReduceFusionWorkspace] = {}
 
 
 def _opened(workspace: TRTLLMAllReduceFusionWorkspace, buffers: int) -> list[list[int]]:
-    """Keep a workspace and return its handles: ``buffers`` lists of the address of its table, one for each rank."""
+    """Register a workspace. Return its handles: ``buffers`` lists that contain the address of its table per rank."""
     key = workspace._table.data_ptr()
     _workspaces[key] = workspace
     return [[key] * workspace.world_size for _ in range(buffers)]
