@@ -288,7 +288,7 @@ STORE_KEYS: Variable[Path | None] = Variable(
 )
 STORE_TIMEOUT: Variable[float] = Variable(
     "FLASHINFER_STORE_TIMEOUT",
-    "Seconds that failing requests to one store may cost a process. Then the process stops using that store.",
+    "Seconds that a process may spend on failing requests to one store. Then it stops using that store.",
     "a positive number of seconds",
     _seconds,
     lambda: 5.0,

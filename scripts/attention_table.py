@@ -22,10 +22,11 @@ PAGE = """\
 `python scripts/build_aot.py --families decode,prefill` builds these modules, with `--cuda-arch` for CUDA. Each
 configuration has one module. `--dtypes`, `--head-dims`, `--kv-dtypes` and `--variants` select others.
 
-`--attention-form dispatching` builds one module for all configurations of a family. A call loads the module of exactly
-its configuration if it exists, otherwise a dispatching module that covers it. If neither exists, it builds the exact
-one. A dispatching module has one translation unit per configuration. A unit compiles as fast as the module of its
-configuration. Masks, windows, layouts, page sizes, head groups and paging are run-time values of every module.
+`--attention-form dispatching` builds one dispatching module for all configurations of a family. A call first looks for
+the module of its configuration, then for a dispatching module that covers it. If neither exists, the call builds the
+module of its configuration. A dispatching module has one translation unit per configuration, and each unit compiles as
+fast as the module of that configuration. Masks, windows, layouts, page sizes, head groups and paging are run-time
+values of every module.
 
 ## Prefill on Hopper
 
