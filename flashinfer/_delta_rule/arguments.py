@@ -1,4 +1,4 @@
-"""Checks of the delta rule's arguments. Gates, beta and indices in the form that kernels read."""
+"""Checks of the delta rule's arguments, and conversion of gates, beta and indices to the kernels' form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKED = "flashinfer.chunk_gated_delta_rule, whose layout is packed"
 
 
 def check_rank(function: str, rank: int, elsewhere: str, **tensors: torch.Tensor) -> None:
-    """Check numbers of dimensions; ``elsewhere`` names the function with the other layout."""
+    """Check numbers of dimensions. ``elsewhere`` ends the error: it names the function with another layout."""
     for name, tensor in tensors.items():
         check_tensor(function, name, tensor)
         check_range(function, name, tensor.dim(), rank, rank, "dimensions", elsewhere)
@@ -42,7 +42,7 @@ def checked_scale(function: str, q: torch.Tensor, scale: float | None) -> float:
 
 
 def promoted(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return floating tensors in the dtype that torch promotes them to. The operator rejects others."""
+    """Convert floating-point tensors to their common dtype by torch's promotion. The operator rejects other tensors."""
     dtype = tensors[0].dtype
     for one in tensors:
         if not one.is_floating_point() or one.element_size() < 2:
@@ -57,7 +57,7 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_floats(function: str, name: str, tensor: torch.Tensor) -> None:
-    """Check for floats of at least 16 bits. Numbers of 8 bits need a scale, and no argument passes one."""
+    """Check for floating-point numbers of at least 16 bits. Numbers of 8 bits would need a scale."""
     check_tensor(function, name, tensor)
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         why = ": there is no scale for 8 bits" if tensor.is_floating_point() else ""
@@ -65,7 +65,7 @@ def check_floats(function: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def numbers(function: str, name: str, tensor: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return floats of any width as contiguous ``dtype``."""
+    """Return floating-point numbers as a contiguous tensor of ``dtype``."""
     if tensor is None:
         return None
     check_floats(function, name, tensor)
@@ -73,10 +73,10 @@ def numbers(function: str, name: str, tensor: torch.Tensor | None, dtype: torch.
 
 
 def indices(function: str, name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return integers of any dtype and strides as kernels read them: contiguous int32 or int64.
+    """Return integers as a contiguous int32 or int64 tensor.
 
     Raises:
-        TypeError: no integers.
+        TypeError: the tensor does not contain integers.
     """
     if tensor is None:
         return None
@@ -95,9 +95,9 @@ def gate(
     function: str, g: torch.Tensor | None, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:  # fmt: skip
-    """Return g in ``dtype``.
+    """Return the logarithms of decays in ``dtype``, computed from raw gates with ``use_gate``.
 
-    It is small next to q and k, so torch computes it, with gradients of A_log and dt_bias.
+    Gates are small compared with q and k, so torch's functions compute them. A_log and dt_bias then have gradients.
     """
     if not use_gate:
         if A_log is not None or dt_bias is not None:
@@ -119,7 +119,7 @@ def row_gate(
     function: str, g: torch.Tensor, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     lower_bound: float | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the logarithms ``[B, T, HV, K]`` in ``dtype``, from raw numbers with ``use_gate``."""
+    """Return the logarithms of decays per channel, ``[B, T, HV, K]`` in ``dtype``, as :func:`gate` does."""
     check_rows(function, g, use_gate, A_log, dt_bias, lower_bound)
     if A_log is None:
         return g.to(dtype).contiguous()
@@ -135,7 +135,7 @@ def check_rows(
     function: str, g: torch.Tensor, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     lower_bound: float | None,
 ) -> None:  # fmt: skip
-    """Check the gates of rows and, for raw gates, their tables."""
+    """Check decays per channel and, with ``use_gate``, A_log and dt_bias."""
     check_floats(function, "g", g)
     if g.dim() != 4:
         raise value_error(function, "g", f"{g.dim()} dimensions", "4: one number for each row of the state")
@@ -154,7 +154,7 @@ def check_rows(
 
 
 def check_table(function: str, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """Check a shape, flat or not, with or without dimensions of 1. ``[K, HV]`` is not ``[HV, K]``."""
+    """Check that a tensor has ``shape`` or is its flat vector. Dimensions of 1 are ignored."""
     if [size for size in tensor.shape if size != 1] not in ([n for n in shape if n != 1], [math.prod(shape)]):
         raise value_error(function, name, f"shape {list(tensor.shape)}", list(shape))
 
@@ -162,7 +162,7 @@ def check_table(function: str, name: str, tensor: torch.Tensor, shape: tuple[int
 def sigmoid_of(
     function: str, beta: torch.Tensor | None, sigmoid: bool, negative: bool, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return beta in ``dtype``: itself, the sigmoid of it, or twice the sigmoid with ``negative``."""
+    """Return beta in ``dtype``. ``sigmoid``: apply the sigmoid first. ``negative``: multiply the result by 2."""
     if negative and not sigmoid:
         raise value_error(function, "allow_neg_eigval", True, "use_beta_sigmoid_in_kernel with it")
     if not sigmoid:
@@ -173,17 +173,14 @@ def sigmoid_of(
 
 
 def check_logarithms(function: str, name: str, gate: torch.Tensor | None) -> None:
-    """Reject decays that are passed instead of their logarithms, on the CPU.
-
-    On CUDA reading them would wait.
-    """
+    """Reject decays in the place of their logarithms, on the CPU. The host must not wait for values of a GPU."""
     if gate is not None and is_readable(gate) and bool((gate > 0).any()):
         wanted = "natural logarithms of decays; flashinfer.chunk_gated_delta_rule takes decays"
         raise value_error(function, name, "numbers above 0", wanted)
 
 
 def check_bound(function: str, lower_bound: float | None) -> None:
-    """Check the smallest logarithm of a gate."""
+    """Check the lower bound of a gate's logarithm."""
     if lower_bound is not None and not lower_bound < 0:
         raise value_error(function, "lower_bound", lower_bound, "a number below 0")
 

@@ -1,4 +1,4 @@
-"""The delta rule over whole sequences, after the gates."""
+"""The delta rule over whole sequences, with computed gates."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def check_none(op: str, name: str, value: object, why: str) -> None:
     """Check that an argument is ``None``.
 
     Raises:
-        ValueError: anything else, with the reason.
+        ValueError: the argument is not ``None``. The text ends with ``why``.
     """
     if value is not None:
         raise value_error(op, name, type(value).__name__, f"None: {why}")
@@ -28,7 +28,7 @@ def check_present(op: str, name: str, value: T | None, wanted: str) -> T:
     """Return an argument that must not be ``None``.
 
     Raises:
-        ValueError: ``None``.
+        ValueError: the argument is ``None``. The text ends with ``wanted``.
     """
     if value is None:
         raise value_error(op, name, None, wanted)
@@ -42,7 +42,7 @@ def check_not_both(op: str, first: str, value: object, second: str, other: objec
         ValueError: both are given.
     """
     if value is not None and other is not None:
-        raise value_error(op, first, "both", f"it or {second}")
+        raise value_error(op, first, "both", f"only {first} or only {second}")
 
 
 def all_or_none(op: str, **values: object) -> bool:
@@ -61,7 +61,7 @@ def check_no_extra(op: str, args: Sequence[object], why: str = "") -> None:
     """Check that a call has no further positional arguments.
 
     Raises:
-        TypeError: it has.
+        TypeError: there are further arguments.
     """
     if args:
         raise TypeError(f"{called(op)}: got {len(args)} more arguments, wanted none{why}")
@@ -81,7 +81,7 @@ def check_items(op: str, name: str, value: object, what: str, count: int | None 
 
 
 def check_equal(op: str, name: str, numbers: Sequence[int], unit: str) -> None:
-    """Check that numbers are equal. ``unit``: what they count.
+    """Check that numbers are equal. ``unit`` follows them in the error.
 
     Raises:
         ValueError: two numbers differ.
@@ -102,7 +102,7 @@ def check_planned(op: str, plan: T | None, call: str = "plan()") -> T:
 
 
 def check_as_planned(op: str, name: str, got: Any, planned: Any, unit: str = "") -> None:
-    """Check that a size, a dtype or an option of a run equals the plan's. ``unit``: the unit of a size.
+    """Check that a size, a dtype or an option of a run equals that of its plan. ``unit`` follows it in the error.
 
     Raises:
         TypeError: another dtype.

@@ -26,17 +26,20 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
 
     Args:
         op: the function to name in errors, unless a public function of the package is on the stack.
-        arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``. Dimensions are words:
-            a name for one size wherever it appears, a number, a name plus a number as in ``e+1``, or
-            ``_`` for any size. They can also be a tuple of computed sizes, or ``None`` for any shape. A ``?``
-            in front allows ``None``. Dtypes are a tuple, or the name of an argument with the same dtype.
+        arguments: name -> ``(tensor, dimensions)`` or ``(tensor, dimensions, dtypes)``.
+
+            Dimensions are a text with one word for each dimension: a name, a number, a name plus a number such as
+            ``e+1``, or ``_`` for any size. Dimensions with the same name must have the same size. A ``?`` before the
+            words allows ``None`` for the tensor. Dimensions may also be a tuple of sizes, or ``None`` for any shape.
+
+            Dtypes are a tuple, or the name of another argument with the same dtype.
 
     All tensors are dense and on the device of the first. A graph that does not know sizes yet compares them at
     run time.
 
     Raises:
-        TypeError: no tensor, or another dtype.
-        ValueError: a tensor that is not dense, another number of dimensions, another size or another device.
+        TypeError: an argument is not a tensor, or has another dtype.
+        ValueError: a tensor is not dense, or has another number of dimensions, another size or another device.
     """
     compiling = is_dynamo_compiling()
     sizes: dict[str, int] = {"": 0}
@@ -52,7 +55,7 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
             if not isinstance(dims, str):
                 pattern = _fixed(dims)
             else:
-                # A graph would hold a guard on the dictionary, which another call of `bind` changes.
+                # A graph must not read the dictionary: its guard would fail when another call of bind() adds a text.
                 pattern = _parsed(dims) if compiling else _patterns.get(dims) or _parsed(dims)
             if len(shape) != len(pattern):
                 raise value_error(op, name, f"{len(shape)} dimensions", len(pattern))

@@ -52,7 +52,7 @@ def with_fakes(namespace: Any, fakes: Fakes) -> Any:
             if not hasattr(namespace, name):
                 continue
             library.impl(name, fake, "Meta")
-            # The stable interface by which modules register themselves has tags from torch 2.12 on.
+            # Modules register operators through torch's stable ABI, which supports tags only from torch 2.12 on.
             operator = getattr(namespace, name).default
             operator._tags = [*operator.tags, torch.Tag.pt2_compliant_tag]
             if operator._schema.is_mutable:
@@ -62,10 +62,10 @@ def with_fakes(namespace: Any, fakes: Fakes) -> Any:
 
 
 def load_configured(spec: JitSpec) -> Any:
-    """Return the ``torch.ops`` namespace of a module that computes what ``spec`` describes.
+    """Return the ``torch.ops`` namespace of a module for the configuration of ``spec``.
 
-    The first of these is loaded: the module of exactly this configuration, a dispatching module that was built
-    ahead of time and covers it, a new build. Callers cache the result, because the lookup reads files.
+    Load the module of exactly this configuration if it exists, else a dispatching module of an AOT directory that
+    covers the configuration, else build the exact module. Callers cache the result, because the lookup reads files.
 
     Raises:
         BuildError, JitFrozenError, ModuleLoadError, ToolchainError: as :func:`flashinfer.jit.load.load`.
@@ -76,7 +76,7 @@ def load_configured(spec: JitSpec) -> Any:
     lookup = look_up(dispatching_spec, dict(spec.coverage))
     if lookup.artifact is not None:
         dispatching_spec = dispatching_spec.covering(lookup.artifact.manifest["coverage"])
-        # A process holds one dispatching module of each name: the first one that it loads.
+        # A process can load only one dispatching module of each name.
         if _loaded_dispatching.setdefault(dispatching_spec.name, dispatching_spec) == dispatching_spec:
             return load(dispatching_spec)
     else:
@@ -85,7 +85,7 @@ def load_configured(spec: JitSpec) -> Any:
 
 
 def covered(spec: JitSpec) -> bool:
-    """Return whether a load uses a dispatching module, built ahead of time, instead of the module of ``spec``."""
+    """Return whether a load of ``spec`` would use a dispatching module of an AOT directory."""
     dispatching_spec = _dispatching(spec)
     if dispatching_spec is None or look_up(spec).artifact is not None:
         return False
@@ -93,7 +93,7 @@ def covered(spec: JitSpec) -> bool:
 
 
 def _dispatching(spec: JitSpec) -> JitSpec | None:
-    """Return a spec to look up dispatching modules with, or ``None`` if no AOT directory has any."""
+    """Return a spec for the lookup of dispatching modules, or ``None`` if no AOT directory has one."""
     if not spec.dispatching or not any((folder / spec.dispatching).is_dir() for folder in env.aot_dirs()):
         return None
     return replace(spec, name=spec.dispatching, namespace=spec.dispatching, dispatching="")

@@ -35,11 +35,9 @@ def define_in_python(
     on_host: tuple[str, ...] = (),
     namespace: str = "flashinfer",
 ) -> Any:
-    """Declare ``flashinfer::<schema>`` with a Python function as its kernel on every device.
+    """Declare ``flashinfer::<schema>`` with a Python function as its kernel on every device. Return the operator.
 
-    Return the operator.
-
-    Graphs do not trace into it. The arguments are those of :func:`define`.
+    Graphs do not trace into the function. The arguments are those of :func:`define`.
     """
     name, library = declared.declare(namespace, schema, function), declared.library(namespace)
     operator = getattr(getattr(torch.ops, namespace), name).default
@@ -51,8 +49,8 @@ def define_in_python(
     if on_host:
         torch.library.register_fake(f"{namespace}::{name}", fake, lib=library)
     else:
-        # register_fake would do the same, but it reads the caller's source, which takes half of the import of
-        # this package, and it permits tensors on several devices.
+        # Not register_fake: it reads the caller's source, which takes half of the import time of this package, and it
+        # permits tensors on several devices.
         library.impl(name, fake, "Meta")
     if gradient is not None:
         torch.library.register_autograd(
@@ -87,7 +85,7 @@ def define(
         module: maps a backend to the spec of the module that registers the operator's kernel.
         fake: returns the operator's results as tensors without data. The default is for operators without results.
         general: replaces the operator for calls with gradients or symbolic numbers.
-        gradient: formula of an operator for training. It runs Python before every call.
+        gradient: backward formula, for operators for training. Such operators run Python before every call.
         on_host: arguments that stay on the host, such as tables, next to tensors on a device.
         needs: maps the spec and the arguments to the coverage that a call needs, as axis -> values.
         kernels: selects the module. ``None``: the module for the GPUs' arch if the family has one, otherwise the

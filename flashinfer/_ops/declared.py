@@ -1,8 +1,8 @@
-"""Declarations of all operators, for saved programs that call a family before it is imported.
+"""Declarations of all operators. Saved programs call operators before their Python modules are imported.
 
-``schemas.py`` lists every operator with the module that defines it. An access from Python through ``torch.ops``
-imports that module first. C++, such as a package of AOTInductor, uses the dispatcher. It finds the schema, and a
-kernel that imports the module and calls the operator again.
+``schemas.py`` lists every operator with the Python module that defines it. An access from Python through ``torch.ops``
+imports the module first. C++ programs, such as packages of AOTInductor, call the dispatcher. It finds the declared
+schema, and a kernel that imports the module and calls the operator again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _declare_all() -> None:
             library(namespace).impl(name, partial(_call, key), "CompositeExplicitAutograd")
             _schemas[key], _modules[key] = schema, module
     for namespace in LIBRARIES:
-        # A module's own __getattr__ (PEP 562) comes before that of torch's class of namespaces.
+        # A __getattr__ in the dictionary of a module (PEP 562) has priority over that of torch's namespace class.
         vars(getattr(torch.ops, namespace))["__getattr__"] = partial(_find, namespace)
 
 

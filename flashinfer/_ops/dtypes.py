@@ -54,11 +54,11 @@ WIDE_FLOATS = _floats(64, 32, 16)
 
 
 def dtype_of(op: str, name: str, value: object) -> torch.dtype:
-    """Return a dtype that the caller names, or passes.
+    """Return a dtype, from its name or from the dtype itself.
 
     Raises:
-        ValueError: no name of a dtype.
-        TypeError: neither a name nor a dtype.
+        ValueError: the text is not the name of a dtype.
+        TypeError: the value is neither a name nor a dtype.
     """
     if isinstance(value, torch.dtype):
         return value
@@ -73,6 +73,6 @@ def dtype_of(op: str, name: str, value: object) -> torch.dtype:
 def is_fp8(dtype: torch.dtype) -> bool:
     """Return whether elements are floating-point numbers of 8 bits.
 
-    An itemsize of 1 does not prove it: integers, booleans and pairs of 4-bit numbers have it too.
+    The itemsize is not sufficient: integers, booleans and pairs of 4-bit numbers have an itemsize of 1 too.
     """
     return dtype in FP8

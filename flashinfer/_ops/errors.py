@@ -28,8 +28,8 @@ _INNER = (_PACKAGE + "_ops.", _PACKAGE + "cli.")
 def called(op: str) -> str:
     """Return the name of the public function that the user called, or ``op`` if there is none.
 
-    Functions share operators and call each other. The outermost frame of the package decides. It is looked up
-    only when an error is raised, so successful calls do not pay for it.
+    Public functions share operators and call each other, so the outermost frame of the package is the user's call. The
+    stack is read only after an error, so successful calls cost nothing more.
     """
     if is_dynamo_compiling():
         return op
@@ -87,9 +87,9 @@ def raise_as_callers_mistake(
 
 
 def raise_from_module(op: str, names: Sequence[str], args: Sequence[Any], err: RuntimeError) -> NoReturn:
-    """Raise the error of a configuration's module.
+    """Raise the error of an operator with one module per configuration.
 
-    Such a module does not check layouts and devices as ``define`` does.
+    Such operators are not declared by ``define``, so this function checks layouts and devices.
 
     Raises:
         ValueError: a tensor that is not dense, or tensors on several devices.
@@ -151,7 +151,7 @@ def on_one_device(
 ) -> Callable[..., Any]:
     """Return ``fake`` with a check that all tensors are on one device.
 
-    torch calls a fake implementation if any tensor is on meta. The result would have no data.
+    torch calls the fake implementation if any tensor is on meta, even if others are not. The result would have no data.
     """
 
     @wraps(fake)
@@ -163,7 +163,7 @@ def on_one_device(
 
 
 def check_dense(op: str, names: Sequence[str], args: Sequence[Any]) -> None:
-    """Check that no tensor is sparse or quantized. No module has a kernel for those.
+    """Check that no tensor is sparse or quantized, because no module has kernels for these.
 
     Raises:
         ValueError: a tensor that is not dense.
@@ -176,11 +176,11 @@ def check_dense(op: str, names: Sequence[str], args: Sequence[Any]) -> None:
 
 
 def on_copies(operator: Any) -> Callable[..., Any]:
-    """Return the kernel of an operator that writes its arguments, for views with the negative bit.
+    """Return a kernel for views with torch's negative bit, for an operator that writes its arguments.
 
-    Such a view is the negation of its memory. torch's fallback raises an error for a view that is
-    written, and only after other arguments were written. This kernel calls the operator on copies and copies the
-    results back.
+    The values of such a view are the negated values in memory. torch's own fallback does not support views that an
+    operator writes: it raises an error after other arguments were written. This kernel calls the operator on copies and
+    copies the results back.
     """
     written = [n for n, one in enumerate(operator._schema.arguments) if one.alias_info and one.alias_info.is_write]
 

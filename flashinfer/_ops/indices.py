@@ -1,4 +1,4 @@
-"""Tensors of indices. Callers pass any integers with any strides. Kernels read contiguous int32."""
+"""Tables of indices. Callers may pass any integer dtype and any strides. Kernels read contiguous int32."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ INTEGERS = frozenset({
 
 
 def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """Return a table as kernels read it: a contiguous vector of ``dtype``.
-
-    Other integers and strides are copied.
+    """Return a table as a contiguous vector of ``dtype``, which kernels read. Other tables are copied.
 
     Raises:
-        TypeError: no integers.
-        ValueError: no dense vector, or a value that :func:`narrowed` rejects.
+        TypeError: the table does not contain integers.
+        ValueError: the table is not a dense vector, or :func:`narrowed` rejects a value.
     """
-    # Plans get such a table in each step.
+    # Fast path: most plans get such a table.
     if (
         type(x) is torch.Tensor and x.dtype is dtype and x.dim() == 1 and x.layout is torch.strided
         and x.is_contiguous() and not x.is_meta
@@ -104,9 +102,8 @@ def check_offsets(op: str, name: str, offsets: torch.Tensor, count: int | None =
 def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]) -> Callable[..., Any]:
     """Return ``call`` with support for any integers and strides at ``positions`` (position -> argument name).
 
-    An eager call first calls the operator with the tables as they are. If the operator rejects them, it calls again
-    with copies that kernels can read. An operator checks all arguments before it writes, so the second call is
-    safe, and tables in the right form cost nothing.
+    An eager call first passes the tables unchanged, so tables in the kernels' form cost nothing. If the operator
+    rejects them, a second call passes copies. This is safe, because an operator checks all arguments before it writes.
     """
 
     def checked(*args: Any) -> Any:
@@ -126,7 +123,7 @@ def with_indices(op: str, call: Callable[..., Any], positions: Mapping[int, str]
 
 
 def _needs_copy(x: object) -> bool:
-    """Return whether a tensor holds valid indices that kernels can read only after a copy."""
+    """Return whether a tensor contains integers, but kernels cannot read it without a copy."""
     if not isinstance(x, torch.Tensor) or x.dtype not in INTEGERS or x.layout != torch.strided:
         return False
     return x.dtype != torch.int32 or not x.is_contiguous()

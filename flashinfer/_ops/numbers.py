@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def real(op: str, name: str, value: object) -> float:
-    """Return a number of any kind, or the element of a tensor with one element, as a float.
+    """Return a number of any type, or the element of a tensor with one element, as a float.
 
     Raises:
-        TypeError: neither of them.
+        TypeError: the value is neither of them.
     """
     if isinstance(value, torch.Tensor):
         check_real(op, name, value)
@@ -91,7 +91,7 @@ def whole(op: str, name: str, value: object, least: int | None = None, most: int
 def check_range(
     op: str, name: str, got: int, least: int | None = None, most: int | None = None, unit: str = "", why: str = ""
 ) -> None:
-    """Check that a number or a count of ``unit`` is in a range. A size that a graph does not know yet passes.
+    """Check that a number, or a count of ``unit``, is in a range. A size that a graph does not know yet passes.
 
     Raises:
         ValueError: a number below ``least`` or above ``most``.
@@ -127,7 +127,7 @@ def check_multiple(op: str, name: str, got: int, of: str, divisor: int) -> None:
     """Check that a number is a multiple of ``divisor``, the value of the argument ``of``.
 
     Raises:
-        ValueError: a remainder.
+        ValueError: the number is not a multiple.
     """
     if divisor < 1 or got % divisor != 0:
         raise value_error(op, name, got, f"a multiple of {of}, {divisor}")

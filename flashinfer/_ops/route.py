@@ -1,7 +1,7 @@
-"""Dispatch of a call to an inference operator, or to a general one for gradients and symbolic numbers.
+"""Dispatch of a call to its inference operator, or to a fallback for gradients and symbolic numbers.
 
-Inference operators have no kernel for autograd, because it would run Python before every call. Calls with
-gradients, and calls in graphs with symbolic numbers, go to :class:`General`.
+Inference operators have no autograd kernel, because it would run Python before every call. Calls with gradients, and
+calls in graphs with symbolic numbers, go to :class:`General`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .errors import raise_as_callers_mistake
 from .scalars import is_symbolic
 from .tensors import check_metadata
 
-# Calls an operator by its handle. A call of the operator object reaches this function too, 0.4 us later. Dynamo
-# does not support it, and it ignores __torch_function__ of tensor subclasses.
+# Call an operator by its handle. A call of the operator object calls this function too, but takes 0.4 us longer. Dynamo
+# does not support this function, and it ignores __torch_function__ of tensor subclasses.
 call_handle: Callable[..., Any] = torch._C._dispatch_call_boxed
 
 
@@ -35,7 +35,7 @@ class Gradient:
 
 
 def no_second_derivative(name: str) -> Gradient:
-    """Return the gradient of an operator that is a gradient itself: an error."""
+    """Return a backward formula that raises ``GradientError``, for operators that compute gradients."""
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
@@ -50,8 +50,8 @@ def no_second_derivative(name: str) -> Gradient:
 class General:
     """Replacement of an inference operator in calls with gradients or symbolic numbers.
 
-    ``call`` takes the operator's arguments. It is used if a tensor named by ``differentiable`` requires a
-    gradient, or if a number named by ``scalars`` is symbolic under ``torch.compile``.
+    ``call`` takes the operator's arguments. It replaces the operator if a tensor of ``differentiable`` requires a
+    gradient, or if a number of ``scalars`` is symbolic under ``torch.compile``.
     """
 
     call: Callable[..., Any]
@@ -60,7 +60,7 @@ class General:
 
 
 def without_gradient(name: str, *differentiable: str) -> General:
-    """Return a :class:`General` that raises ``GradientError``, so that no gradient is silently missing."""
+    """Return a :class:`General` that raises ``GradientError``. Without it, gradients would be missing silently."""
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
@@ -76,7 +76,7 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
     direct = partial(call_handle, operator._handle)
     names = [argument.name for argument in operator._schema.arguments]
     differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
-    # Unrolled for three tensors, because a loop would double the cost. Position 0 means that there is no such tensor.
+    # Unrolled for three tensors, because a loop would double the cost. Position 0 marks an absent tensor.
     first, second, third = (*differentiable, 0, 0, 0)[:3]
     others = differentiable[3:]
     scalars = tuple(names.index(one) for one in general.scalars) if general else ()

@@ -1,7 +1,7 @@
-"""Numbers that users vary, as inputs of a graph that is compiled once for all values.
+"""Numbers as inputs of a graph, so that one graph serves all their values.
 
-torch compiles a Python number into the graph as a constant, so each value needs a graph of its own. A tensor is
-an input.
+torch compiles a Python number into a graph as a constant, and then makes another graph for each value. A tensor is an
+input of the graph.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ def is_symbolic(number: float) -> bool:
 
 
 def as_tensor(number: float, device: torch.device) -> torch.Tensor:
-    """Return a number as a float64 tensor of one element. ``torch.full`` would make it a constant of the graph."""
+    """Return a number as a float64 tensor of one element. With ``torch.full`` it would be a constant of the graph."""
     return torch.ones((), dtype=torch.float64, device=device) * number
 
 
 def numbers_of(given: Sequence[float], factor: float | torch.Tensor, device: torch.device) -> torch.Tensor | None:
-    """Return attention's numbers as a tensor for kernels, or ``None`` if all are constants of the graph.
+    """Return the numbers of an attention call as one tensor, or ``None`` if all are constants of the graph.
 
     Args:
         given: logits_soft_cap, sm_scale, rope_scale, rope_theta.

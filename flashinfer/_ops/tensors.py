@@ -1,4 +1,4 @@
-"""Checks of arguments before an operator sees them: tensors, dimensions, shapes, dtypes and devices."""
+"""Checks of tensors before an operator is called: dimensions, shapes, dtypes and devices."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_not_meta(op: str, name: str, x: torch.Tensor) -> None:
 
 
 def check_vector(op: str, name: str, x: object, *dtypes: torch.dtype) -> torch.Tensor:
-    """Return a contiguous vector, which kernels read or write in place.
+    """Check that an argument is a contiguous vector, and return it. Kernels read or write it in place.
 
     Raises:
         TypeError: not a tensor, or another dtype.
@@ -95,7 +95,7 @@ def check_metadata(
 
 
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Return whether the host can read values without waiting: a plain CPU tensor outside of graphs."""
+    """Return whether the host can read values without waiting. True for a plain CPU tensor outside of graphs."""
     if torch.compiler.is_compiling() or tensor.device.type != "cpu" or type(tensor) is not torch.Tensor:
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

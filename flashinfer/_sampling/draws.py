@@ -1,4 +1,4 @@
-"""Draws of samples from rows, shared by all sampling functions."""
+"""Function that draws samples from rows. All sampling functions call it."""
 
 from __future__ import annotations
 

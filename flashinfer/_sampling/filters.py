@@ -13,8 +13,8 @@ def softmax(logits: torch.Tensor, temperature: Real | None = None, enable_pdl: b
 
     Args:
         logits: ``[batch_size, vocab_size]``.
-        temperature: ``None`` means 1. At 0 the maxima share the mass.
-        enable_pdl: let the kernel start while its predecessor ends (CUDA); ``None``: if the device can.
+        temperature: ``None`` means 1. At 0 all maxima of a row have the same probability, and other elements 0.
+        enable_pdl: let the kernel start while the preceding kernel ends (CUDA). ``None``: if the device supports it.
 
     Returns:
         ``[batch_size, vocab_size]`` float32; NaN in rows with a NaN and in rows of -inf, like

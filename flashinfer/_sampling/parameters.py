@@ -1,4 +1,4 @@
-"""Numbers of filters: one for all rows, or a tensor with one for each output or row."""
+"""Parameters of filters: a number for all rows, or a tensor with one number per row or per output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_rows(op: str, name: str, given: object, dims: int = 2) -> None:
 
 
 def real_of(op: str, name: str, given: Real, rows: int, outputs: int) -> tuple[torch.Tensor | None, float]:
-    """Return the tensor (float32 or float64), or the number."""
+    """Return ``None`` and a number, or a float32 or float64 tensor and 0."""
     if isinstance(given, torch.Tensor):
         _check_list(op, name, given, rows, outputs)
         return (given if given.dtype in (torch.float32, torch.float64) else given.float()), 0.0
@@ -31,7 +31,7 @@ def real_of(op: str, name: str, given: Real, rows: int, outputs: int) -> tuple[t
 
 
 def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> tuple[torch.Tensor | None, float]:
-    """Return an input of a graph as a tensor, so that the graph is compiled once for all values."""
+    """Return a symbolic number as a tensor. One graph then serves all its values."""
     tensor, value = number
     if tensor is None and is_dynamo_compiling() and is_symbolic(value):
         return as_tensor(value, device).reshape(1), 0.0
@@ -39,7 +39,7 @@ def traced(number: tuple[torch.Tensor | None, float], device: torch.device) -> t
 
 
 def integer_of(op: str, name: str, given: Integer, rows: int, outputs: int) -> tuple[torch.Tensor | None, int]:
-    """Return the tensor (int32 or int64), or the number."""
+    """Return ``None`` and a number, or an int32 or int64 tensor and -1."""
     if isinstance(given, torch.Tensor):
         _check_list(op, name, given, rows, outputs)
         return (given if given.dtype in (torch.int32, torch.int64) else given.long()), -1
@@ -53,7 +53,7 @@ def integer_of(op: str, name: str, given: Integer, rows: int, outputs: int) -> t
 
 
 def _check_list(op: str, name: str, given: torch.Tensor, rows: int, outputs: int) -> None:
-    """Check a tensor of numbers. Callers match the second half of these texts, which are FlashInfer's."""
+    """Check a tensor of numbers. The second half of each text equals FlashInfer's, because callers match it."""
     check_tensor(op, name, given)
     check_real(op, name, given)
     text = ""
@@ -71,8 +71,8 @@ def _check_list(op: str, name: str, given: torch.Tensor, rows: int, outputs: int
 
 
 def refuse_nan(name: str, given: torch.Tensor) -> None:
-    """Raise an error for a NaN. This reads a result back and waits for the device."""
+    """Raise an error for a NaN. The host waits for the device."""
     if not is_dynamo_compiling():
-        refuse_capture(f"check_nan of {name}: the host would wait for the device", "call it, or without check_nan,")
+        refuse_capture(f"check_nan of {name}: the host would wait for the device", "call it, or omit check_nan,")
     if torch.any(torch.isnan(given)).item():
         raise ValueError(f"Input {name} contains NaN.")

@@ -1,4 +1,4 @@
-"""Random numbers of a call: a seed and an offset, from the caller or from a generator."""
+"""Seed and offset of a call's random numbers, from the caller or from a generator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def random_of(
     slot_value = -1 if slot is None or slots is not None else _number(op, "slot", slot) % 2**32
     if seed is None:
         if offset is not None:
-            raise value_error(op, "offset", "one without a seed", "both or neither")
+            raise value_error(op, "offset", "an offset without a seed", "both or neither")
         try:
             other = None if generator is None or generator.device.type == device.type else generator.device
         except AttributeError:
@@ -47,7 +47,7 @@ def random_of(
             raise value_error(op, "generator", f"one of {other}", f"one of {device}")
         return _drawn(device, generator)._replace(slot=slots, slot_value=slot_value)
     if generator is not None:
-        raise value_error(op, "generator", "one with a seed", "either")
+        raise value_error(op, "generator", "a generator together with a seed", "one of the two")
     if offset is None:
         offset = torch.zeros_like(seed) if isinstance(seed, torch.Tensor) else 0
     if isinstance(seed, torch.Tensor) and isinstance(offset, torch.Tensor):

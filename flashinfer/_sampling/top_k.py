@@ -1,4 +1,4 @@
-"""The largest elements of rows, and the rule for elements that tie with the last of them."""
+"""Top-k: the largest elements of rows, and the rule for ties with the k-th largest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .parameters import check_rows
 class TopKTieBreak(IntEnum):
     """Rule for elements equal to the k-th largest."""
 
-    NONE = 0  # no promise; the smallest indices here
+    NONE = 0  # unspecified; here the smallest indices
     SMALL = 1  # the smallest indices
     LARGE = 2  # the largest indices
 
@@ -23,7 +23,7 @@ def takes_last(op: str, tie_break: int) -> bool:
     """Return whether ties go to the largest indices.
 
     Raises:
-        ValueError: no ``TopKTieBreak``.
+        ValueError: ``tie_break`` is not a value of ``TopKTieBreak``.
     """
     if tie_break not in (0, 1, 2):
         raise value_error(op, "tie_break", repr(tie_break), "a TopKTieBreak: 0, 1 or 2")

@@ -159,7 +159,7 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _check_outputs(
     op: str, shape: tuple[int, int], inputs: tuple[torch.Tensor | None, ...], **outputs: torch.Tensor | None
 ) -> None:
-    """Reject outputs of another form, and those that overlap an input or each other."""
+    """Reject outputs with another shape or dtype, and outputs that overlap an input or each other."""
     present = {name: tensor for name, tensor in outputs.items() if tensor is not None}
     for name, tensor in present.items():
         bind(op, **{name: (tensor, shape, (torch.int32,))})
@@ -186,13 +186,13 @@ def _largest(
     if row_starts is not None:
         _check_list(op, "row_starts", row_starts, input)
         lengths = torch.minimum(lengths, width - row_starts)
-    # Ties go to the first columns, so rows are read backwards if ties shall go to the last ones.
+    # top_k() gives ties to the first columns. To give them to the last columns, reverse the rows.
     source = (lengths[:, None] - 1 - columns).clamp(min=0) if last else columns
     if last or row_starts is not None:
         if row_starts is not None:
             source = source + row_starts[:, None]
         input = input.gather(1, source.clamp(max=width - 1).expand(input.shape))
-    # A column outside of the row loses ties because it comes after all columns of the row.
+    # Columns after the end of a row never win a tie, because all columns of the row come before them.
     scores = torch.where((columns < lengths[:, None]) & ~input.isnan(), input, -float("inf"))
     indices = top_k(scores, min(k, width))[1]
     inside = indices < lengths[:, None]

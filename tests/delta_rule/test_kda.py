@@ -122,7 +122,10 @@ def test_refused(device):
         (dict(initial_state_source=state), "initial_state_source: got both"),
         (dict(ssm_state_indices=slots, initial_state_indices=slots), "initial_state_indices: got both"),
         (dict(initial_state=None, ssm_state_indices=slots), "initial_state: got None"),
-        (dict(ssm_state_indices=slots, cu_seqlens=slots), "ssm_state_indices: got both, wanted it or cu_seqlens"),
+        (
+            dict(ssm_state_indices=slots, cu_seqlens=slots),
+            "ssm_state_indices: got both, wanted only ssm_state_indices or only cu_seqlens",
+        ),
         (dict(output=given["v"][:1]), "output: got"),
         (dict(initial_state=state.mT), "initial_state: got shape"),
     ):

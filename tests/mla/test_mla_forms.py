@@ -278,8 +278,8 @@ def test_bad_scales_of_tokens(device):
             batch, dict(ckv_scale_arr=arr, ckv_scale=1.0, kpe_scale=1.0), ValueError,
             r"ckv_scale: got both, wanted one scale. Exactly one of ckv_scale or ckv_scale_arr",
         ),
-        (batch, dict(ckv_scale_arr=arr, kv_scale=1.0), ValueError, r"kv_scale: got both, wanted it or ckv_scale_arr"),
-        (batch, dict(kpe_scale=1.0, kv_scale=1.0), ValueError, r"kv_scale: got both, wanted it or ckv_scale and kpe"),
+        (batch, dict(ckv_scale_arr=arr, kv_scale=1.0), ValueError, r"kv_scale: got both, wanted only kv_scale or only ckv_scale_arr"),
+        (batch, dict(kpe_scale=1.0, kv_scale=1.0), ValueError, r"kv_scale: got both, wanted only kv_scale or only ckv_scale and kpe"),
         (
             batch, dict(ckv_scale_arr=arr[..., :3], kpe_scale=1.0), ValueError,
             r"ckv_scale_arr: got shape \[\d+, 16, 3\], wanted \[\d+, 16, 4\]. Invalid shape of ckv_scale_arr",

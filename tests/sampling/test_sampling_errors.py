@@ -56,7 +56,7 @@ TWO = torch.full((2, 2), 0.5)
         (lambda: sampling.sampling_from_probs(PROBS, seed=torch.ones(4), offset=torch.ones(4)), TypeError, "seed: got"),
         (lambda: sampling.sampling_from_probs(PROBS, seed=torch.ones(3, dtype=torch.int64)), ValueError,
          r"seed: got shape \[3\]"),
-        (lambda: sampling.sampling_from_probs(PROBS, offset=3), ValueError, "offset: got one without a seed"),
+        (lambda: sampling.sampling_from_probs(PROBS, offset=3), ValueError, "offset: got an offset without a seed"),
         (lambda: sampling.sampling_from_probs(PROBS, seed=3, generator=torch.Generator()), ValueError, "generator"),
         (lambda: sampling.top_k(PROBS, 11), ValueError, "k: got 11, wanted 1 to 10"),
         (lambda: sampling.top_k(PROBS, 0), ValueError, "k: got 0"),

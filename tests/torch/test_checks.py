@@ -53,7 +53,7 @@ def test_accepted(number):
 REFUSED: list[tuple[type[Exception], str, Callable[[], Any]]] = [
     (ValueError, "got int, wanted None: nothing is added", lambda: arguments.check_none("f", "x", 0, "nothing is added")),
     (ValueError, "got None, wanted a pool", lambda: arguments.check_present("f", "x", None, "a pool")),
-    (ValueError, "got both, wanted it or y", lambda: arguments.check_not_both("f", "x", 0, "y", 0)),
+    (ValueError, "got both, wanted only x or only y", lambda: arguments.check_not_both("f", "x", 0, "y", 0)),
     (ValueError, "got None, wanted all or none of y, x", lambda: arguments.all_or_none("f", y=0, x=None)),
     (TypeError, "got str, wanted a list or tuple of sizes", lambda: arguments.check_items("f", "x", "ab", "sizes", 2)),
     (TypeError, "got Tensor, wanted a list or tuple of sizes", lambda: arguments.check_items("f", "x", TABLE, "sizes")),
