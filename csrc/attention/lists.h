@@ -99,7 +99,7 @@ inline void write_lists(const Check& check, const View& buffer, const PlanReques
   const int64_t batch_size = request.batch_size;
   // Bounds for all lengths of as many requests and rows.
   const int64_t max_tiles = rows / request.tile_rows + batch_size;
-  const int64_t max_pieces = request.places / request.num_kv_heads + 1;
+  const int64_t max_pieces = request.concurrency / request.num_kv_heads + 1;
   int32_t* data = plan_header(check, buffer);
   const int64_t items = static_cast<int64_t>(made.items.size()), merges = static_cast<int64_t>(made.merges.size());
   if ((max_items > 0 && items > max_items) || (max_merges > 0 && merges > max_merges))

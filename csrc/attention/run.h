@@ -107,7 +107,7 @@ inline int64_t use_one_request(const Check& check, Params& params, const CallArg
                                .mask_mode = params.mask_mode,
                                .window_left = params.window_left,
                                .tile_rows = limits.tile_rows,
-                               .places = limits.places,
+                               .concurrency = limits.concurrency,
                                .min_chunk = limits.min_chunk,
                                .kv_step = limits.kv_step,
                                .split = true,

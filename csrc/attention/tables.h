@@ -226,7 +226,7 @@ void plan_batch(const Check& check, const PlanTables& given, const PlanNumbers& 
   PlanRequest request = plan_request(check, given, numbers, batch);
   const int64_t rows = rows_of_requests(check, request), batch_size = request.batch_size;
   const WorkLimits tiles = limits(request, batch_size > 0 ? (rows + batch_size - 1) / batch_size : 0);
-  request.tile_rows = tiles.tile_rows, request.places = tiles.places;
+  request.tile_rows = tiles.tile_rows, request.concurrency = tiles.concurrency;
   request.min_chunk = tiles.min_chunk, request.kv_step = tiles.kv_step;
   request.item_keys = tiles.item_keys, request.merge_keys = tiles.merge_keys;
   request.whole_keys = tiles.whole_keys;

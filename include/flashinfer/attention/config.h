@@ -35,7 +35,7 @@ struct AttentionConfig {
 
 // A backend's limits of work items; see PlanRequest.
 struct WorkLimits {
-  int32_t tile_rows, places, min_chunk, kv_step, item_keys = 0, merge_keys = 0, whole_keys = 0;
+  int32_t tile_rows, concurrency, min_chunk, kv_step, item_keys = 0, merge_keys = 0, whole_keys = 0;
 };
 
 // The two functions of each part of a module's kernels. `rows` is the mean number of rows (queries times

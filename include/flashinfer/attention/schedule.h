@@ -1,11 +1,11 @@
-// Plans, made on the host: work items of tiles of queries and ranges of keys. Every multiprocessor (every
-// thread of a CPU) gets the same amount of work at any lengths.
+// Plans, made on the host. A work item is a tile of queries with a range of keys. At any lengths, every worker (an SM,
+// or a thread of a CPU) gets about the same amount of work.
 //
-// A tile's keys are split if they exceed a worker's mean share, as in Flash-Decoding (Dao et al., 2023).
-// Splits have about equal lengths, the longest items come first, and short ones fill the gaps at the end.
-// Equal lengths that fill the machine are not split. packing.h makes the splits if workers have few tiles and
-// the fixed cost of an item is known. Items then come in the order in which they start. The number of items
-// is at most the number of tiles plus the number of workers, which bounds buffers too.
+// The keys of a tile are split if they exceed the mean share of a worker, as in Flash-Decoding (Dao et al., 2023).
+// Splits have about equal lengths. The longest items come first, and short ones fill the gaps at the end. Equal lengths
+// that fill the machine are not split. If workers have few tiles and the fixed cost of an item is known, packing.h
+// makes the splits, and items come in the order in which they start. There are at most as many items as tiles plus
+// workers, which bounds the size of buffers.
 #pragma once
 
 #include <flashinfer/attention/mask.h>
@@ -29,12 +29,12 @@ struct PlanRequest {
   MaskMode mask_mode;
   int32_t window_left;
   int32_t tile_rows;
-  int32_t places;     // CTAs (threads) that run concurrently, over all heads
-  int32_t min_chunk;  // the least length of a split: merging must pay
-  int32_t kv_step;    // splits are multiples of this
-  bool split;         // false: no keys are split
-  // Splits end at multiples of this in any batch. A request's result then does not depend on the others. 0:
-  // the length of splits balances the work.
+  int32_t concurrency;  // number of CTAs, or CPU threads, that run at one time, over all heads
+  int32_t min_chunk;    // smallest length of a split: a shorter one costs more than its merge saves
+  int32_t kv_step;      // splits are multiples of this
+  bool split;           // false: no keys are split
+  // Splits of every batch end at multiples of this, so the result of a request does not depend on other requests. 0:
+  // the lengths of splits balance the work.
   int32_t kv_chunk = 0;
   // The fixed cost of an item, as a number of keys. Other than 0: if workers have few tiles, splits give all
   // workers the same cost; see packing.h.
@@ -210,7 +210,7 @@ inline Plan plan(const PlanRequest& given) {
     }
   }
   if (request.kv_chunk == 0 && longest <= request.whole_keys) request.split = false;
-  const int64_t workers = std::max<int64_t>(1, request.places / std::max(1, request.num_kv_heads));
+  const int64_t workers = std::max<int64_t>(1, request.concurrency / std::max(1, request.num_kv_heads));
   if (request.item_keys > 0 && request.split && request.kv_chunk == 0 &&
       static_cast<int64_t>(tiles.size()) <= kPackedTiles * workers)
     return schedule::packed(request, tiles, workers);
@@ -248,8 +248,8 @@ inline SingleRequest plan_single(const PlanRequest& request) {
   SingleRequest single{request.qo_len(0), length, (rows + request.tile_rows - 1) / request.tile_rows, 1,
                        std::max(length, 1)};
   const int64_t blocks = static_cast<int64_t>(single.num_tiles) * request.num_kv_heads;
-  if (request.split && length > request.whole_keys && blocks > 0 && blocks < request.places) {
-    const int64_t pieces = request.places / blocks;
+  if (request.split && length > request.whole_keys && blocks > 0 && blocks < request.concurrency) {
+    const int64_t pieces = request.concurrency / blocks;
     single.kv_chunk = std::max(schedule::round_up((length + pieces - 1) / pieces, request.kv_step),
                                schedule::round_up(request.min_chunk, request.kv_step));
     single.num_chunks = std::max(1, (length + single.kv_chunk - 1) / single.kv_chunk);

@@ -57,7 +57,7 @@ class Case {
     request.qo_indptr = qo_indptr_.data(), request.kv_lens = kv_lens_.data();
     request.num_kv_heads = kKvHeads, request.group = kGroup;
     request.mask_mode = params_.mask_mode, request.window_left = params_.window_left;
-    request.tile_rows = limits.tile_rows, request.places = 8 * kKvHeads, request.kv_step = limits.kv_step;
+    request.tile_rows = limits.tile_rows, request.concurrency = 8 * kKvHeads, request.kv_step = limits.kv_step;
     request.min_chunk = limits.kv_step, request.split = true;
     const Plan made = plan(request);
     const int32_t counts[] = {static_cast<int32_t>(made.items.size()), static_cast<int32_t>(made.merges.size())};

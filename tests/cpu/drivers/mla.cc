@@ -41,7 +41,7 @@ class Case {
     request.qo_indptr = qo_indptr_.data(), request.kv_lens = kv_lens_.data();
     request.num_kv_heads = 1, request.group = heads_, request.window_left = -1;
     request.mask_mode = causal_ ? MaskMode::kCausal : MaskMode::kNone;
-    request.tile_rows = limits.tile_rows, request.places = 8, request.kv_step = limits.kv_step;
+    request.tile_rows = limits.tile_rows, request.concurrency = 8, request.kv_step = limits.kv_step;
     request.min_chunk = limits.kv_step, request.split = true;
     const Plan made = plan(request);
     const int32_t counts[] = {static_cast<int32_t>(made.items.size()), static_cast<int32_t>(made.merges.size())};

@@ -41,10 +41,10 @@ WorkLimits prefill_limits(int64_t rows, int32_t tile_rows, int device) {
   const int64_t wanted_rows = tile_rows != 0 ? tile_rows : rows;
   WorkLimits limits{};
   if (wanted_rows > Shapes::Large::kRows / 2) limits = limits_of<Variant, typename Shapes::Large, P>(device);
-  if (limits.places == 0 && wanted_rows > Shapes::Small::kRows)
+  if (limits.concurrency == 0 && wanted_rows > Shapes::Small::kRows)
     limits = limits_of<Variant, typename Shapes::Medium, P>(device);
-  if (limits.places == 0) limits = limits_of<Variant, typename Shapes::Small, P>(device);
-  if (limits.places == 0 || (tile_rows != 0 && limits.tile_rows != tile_rows))
+  if (limits.concurrency == 0) limits = limits_of<Variant, typename Shapes::Small, P>(device);
+  if (limits.concurrency == 0 || (tile_rows != 0 && limits.tile_rows != tile_rows))
     throw std::runtime_error("prefill: no tile of " + std::to_string(wanted_rows) + " rows fits into this GPU");
   return limits;
 }
