@@ -1,6 +1,7 @@
 """Compare collectives with those of NCCL and torch's symmetric memory, in turns.
 
-The all-reduce is measured alone and with residual and RMSNorm, reduce-scatter and all-gather alone.
+The all-reduce is measured alone and with residual and RMSNorm, reduce-scatter and all-gather alone. "experts" is a
+dispatch of each rank's tokens with a combine. Its peer gathers all tokens and scatters the sums of all results.
 
     python benchmarks/bench_allreduce.py [--ranks 2] [--hidden 4096 7168 8192] [--tokens 1 8 32 128 512 2048 8192]
     python benchmarks/bench_allreduce.py --local 2      # ranks as streams of one GPU: launches, not links
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from timing import Report, host_seconds
 
 from flashinfer.comm.allreduce import allreduce_fusion
+from flashinfer.comm.alltoall import Mapping, MoeAlltoAll
 from flashinfer.comm.shares import all_gather, reduce_scatter
 from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
 from flashinfer.comm.workspace import create_allreduce_fusion_workspace
@@ -35,6 +37,7 @@ from flashinfer.norm import fused_add_rmsnorm
 
 LINK_BYTES_PER_US, SUM_FLOOR, NORM_FLOOR = 360e3, 2.2, 2.6  # two H100, NV18
 DTYPE = torch.bfloat16
+TOP_K, EXPERTS_OF_RANK = 8, 32
 Call = Callable[[], Any]
 
 
@@ -67,8 +70,9 @@ class Shape:
             "all_gather": {"ours": lambda: all_gather(self.share, workspace, self.whole, True)},
         }  # fmt: skip
 
-    def with_peers(self, workspace: Any, group: Any) -> dict[str, dict[str, Call]]:
+    def with_peers(self, workspace: Any, group: Any, exchange: MoeAlltoAll) -> dict[str, dict[str, Call]]:
         calls, x = self.ours(workspace), torch.zeros_like(self.x)  # zeros: sums in place stay finite
+        calls["experts"] = self.experts(exchange, group.size())
         calls["sum"]["nccl"] = lambda: dist.all_reduce(x)
         calls["fused"]["nccl + norm"] = lambda: (dist.all_reduce(x), self.norm(x))
         share, whole = torch.zeros_like(self.share), torch.zeros_like(self.whole)
@@ -87,10 +91,28 @@ class Shape:
         calls["fused"]["symm + norm"] = lambda: (two_shot(shared, "sum", group.group_name), self.norm(shared))
         return calls
 
+    def experts(self, exchange: MoeAlltoAll, ranks: int) -> dict[str, Call]:
+        tokens, device = self.x.shape[0], self.x.device
+        ids = torch.randint(0, EXPERTS_OF_RANK * ranks, (tokens, TOP_K), device=device).int()
+        payloads = [self.x, ids, torch.rand(tokens, TOP_K, device=device)]
+        every, out = self.x.new_zeros(ranks * tokens, self.x.shape[1]), torch.zeros_like(self.x)
+
+        def ours() -> None:
+            received = exchange.dispatch(ids, payloads, tokens, -1, 1)
+            exchange.combine(received[0], tokens, output=self.out)
+
+        def gather_and_scatter() -> None:
+            dist.all_gather_into_tensor(every, out)
+            dist.reduce_scatter_tensor(out, every)
+
+        return {"ours": ours, "nccl": gather_and_scatter}
+
     def norm(self, x: torch.Tensor) -> None:
         fused_add_rmsnorm(x, self.residual, self.weight)
 
     def floor(self, what: str, ranks: int) -> float:
+        if what == "experts":  # with eight experts, nearly every token goes to every rank
+            return 2 * (SUM_FLOOR + (ranks - 1) * self.bytes / LINK_BYTES_PER_US)
         sent = self.bytes if what in ("sum", "fused") else self.share.numel() * self.share.itemsize
         return (NORM_FLOOR if what == "fused" else SUM_FLOOR) + (ranks - 1) * sent / LINK_BYTES_PER_US
 
@@ -139,18 +161,21 @@ def measure(rank: int, ranks: int, file: str, options: argparse.Namespace) -> No
     group, report = dist.group.WORLD, Report("All-reduce of several GPUs")
     most = max(options.tokens) * max(options.hidden)
     workspace = create_allreduce_fusion_workspace("auto", ranks, rank, most // 64 + 1, 64, DTYPE, group=group)
+    mapping = Mapping(ranks, rank, tp_size=ranks, moe_ep_size=ranks)
+    experts = EXPERTS_OF_RANK * ranks
+    exchange = MoeAlltoAll(mapping, max(options.tokens), TOP_K, experts, None, max(options.hidden), group=group)
     begin, stream = torch.zeros(1, device=device), torch.cuda.Stream()
     for hidden in options.hidden:
         for tokens in options.tokens:
             shape = Shape(tokens, hidden, device, ranks)
-            for what, calls in shape.with_peers(workspace, group).items():
+            for what, calls in shape.with_peers(workspace, group, exchange).items():
                 count = calls_in_graph(shape)
                 with torch.cuda.stream(stream):
                     for call in calls.values():
                         call()
                 torch.cuda.synchronize()
                 found = medians(calls, count, options.rounds, stream, begin)
-                workspace.check()
+                workspace.check(), exchange.check()
                 ours = found.pop("ours")
                 more = {"ratio": min(found.values()) / ours}
                 if tokens == min(options.tokens):
@@ -160,7 +185,7 @@ def measure(rank: int, ranks: int, file: str, options: argparse.Namespace) -> No
                     floor = shape.floor(what, ranks) / ours
                     report.add("us", ours, found, floor, more, name=what, ranks=ranks, tokens=tokens, hidden=hidden)
             dist.barrier()
-    workspace.destroy()
+    workspace.destroy(), exchange.destroy()
     if rank == 0:
         report.write(options.json)
     dist.destroy_process_group()

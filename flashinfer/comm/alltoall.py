@@ -5,7 +5,6 @@ The layout and the order of writes stand in ``include/flashinfer/common/moe_allt
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 from collections.abc import Sequence
@@ -474,17 +473,7 @@ def _device_outside_captures(op: str, device: torch.device | str | int | None) -
     return found
 
 
-class _Foreign:
-    """Memory that torch views as bytes, by the protocol of CUDA arrays."""
-
-    def __init__(self, address: int, count: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (count,), "typestr": "|u1", "data": (address, False), "version": 2
-        }  # fmt: skip
-
-
 def _bytes_at(address: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the bytes of mapped memory as a tensor, without a copy."""
-    if device.type == "cuda":
-        return torch.as_tensor(_Foreign(address, count), device=device)
-    return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
+    """Return the bytes of mapped memory as a tensor that does not own them. The protocol of CUDA arrays needs numpy."""
+    storage: Any = torch._C._construct_storage_from_data_pointer(address, device, count)
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

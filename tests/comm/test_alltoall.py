@@ -293,12 +293,12 @@ def test_another_call_on_one_rank(device, make):
     for change in ("most", "bytes"):
         group = make(2, 8, 1, 4)
         x = torch.ones(2, 8, device=device)
-        ids = torch.zeros(2, 1, dtype=torch.int32, device=device)
+        ids, short = torch.zeros(2, 1, dtype=torch.int32, device=device), x[:, :6].contiguous()
+        calls = [(ids, [x], 4), (ids, [x], 5) if change == "most" else (ids, [short], 4)]
         began = time.monotonic()
 
-        def body(rank: int, one: MoeAlltoAll, change: str = change, x: Any = x, ids: Any = ids) -> None:
-            most = 5 if rank == 1 and change == "most" else 4
-            one.dispatch(ids, [x[:, :6].contiguous() if rank == 1 and change == "bytes" else x], most)
+        def body(rank: int, one: MoeAlltoAll, calls: Any = calls) -> None:
+            one.dispatch(*calls[rank])
 
         outcomes = group.outcomes(body)
         assert time.monotonic() - began < 50, "a rank waited for its time-out"
