@@ -36,7 +36,8 @@ static void load_kernels(int ranks) {
 
 }  // namespace flashinfer
 
-// Functions that flashinfer/comm/_memory.py calls with their device current. Each returns 0, or an error in `text`.
+// Functions that flashinfer/comm/_memory.py calls with their device current. Each returns 0, or an error in
+// `text`.
 namespace {
 
 constexpr int kTextBytes = 256;

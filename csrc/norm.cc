@@ -9,7 +9,8 @@
 namespace flashinfer::binding {
 namespace {
 
-// kGemma adds 1 to the weight. With `residual`, write the normalised sum to `out` and the sum itself to `residual`.
+// kGemma adds 1 to the weight. With `residual`, write the normalised sum to `out` and the sum itself to
+// `residual`.
 template <bool kGemma>
 void normalize(const Check& check, const Tensor& out, const Tensor& input, const Tensor* residual, const Tensor& weight,
                double eps, const std::optional<Tensor>& eps_tensor, std::optional<bool> enable_pdl) {

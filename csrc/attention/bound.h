@@ -1,9 +1,9 @@
 // Operators with few arguments. bind() takes all other arguments once, and stores the checked result under a
 // handle.
 //
-// torch spends as much time on passing an argument from Python as this file spends on checking it, and a call has
-// thirty. The caller chooses the handle. A handle that is not bound is an error. Bound tensors are not owned: the
-// caller keeps them alive until unbind().
+// torch spends as much time on passing an argument from Python as this file spends on checking it, and a call
+// has thirty. The caller chooses the handle. A handle that is not bound is an error. Bound tensors are not
+// owned: the caller keeps them alive until unbind().
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Arguments of the operators that make plans: numbers that plans of one kind share, and the tables of a batch on the
-// host.
+// Arguments of the operators that make plans: numbers that plans of one kind share, and the tables of a batch
+// on the host.
 //
 // One call checks the tables, computes the lengths of keys and schedules the batch.
 #pragma once
@@ -15,8 +15,8 @@
 namespace flashinfer::binding {
 
 // Elements of one int64 tensor: torch takes as long to pass one number as to pass one tensor. PlanNumbers in
-// flashinfer/_attention/signature.py has the same list. If page_size is 0, keys are ragged. If with_tables is not 0,
-// kv_indptr and the used kv_indices follow the lists.
+// flashinfer/_attention/signature.py has the same list. If page_size is 0, keys are ragged. If with_tables is
+// not 0, kv_indptr and the used kv_indices follow the lists.
 #define FLASHINFER_PLAN_NUMBERS(X) \
   X(num_qo_heads)                  \
   X(num_kv_heads)                  \
@@ -105,11 +105,11 @@ struct HostTable {
   }
 };
 
-// Lengths of keys of a batch. If the tables do not fit each other, `good` is false and the other members are undefined.
-// The caller then looks for the error in Python.
+// Lengths of keys of a batch. If the tables do not fit each other, `good` is false and the other members are
+// undefined. The caller then looks for the error in Python.
 //
-// Without kv_indptr, lengths are kv_lens. With it, they are differences of offsets if keys are ragged (page_size 0).
-// For pages they follow from last_page_len, or are kv_lens, which must fit into the pages.
+// Without kv_indptr, lengths are kv_lens. With it, they are differences of offsets if keys are ragged
+// (page_size 0). For pages they follow from last_page_len, or are kv_lens, which must fit into the pages.
 struct BatchLengths {
   bool good = false;
   int64_t batch_size = 0;
@@ -163,7 +163,8 @@ struct BatchLengths {
   bool read_pages(const HostTable& pages) {
     if (!pages) return true;
     if (pages.size < kv_end) return false;
-    // Four at a time: bindings are compiled with -O1, which does not vectorise. 8,192 pages take 1.8 us, else 6.9.
+    // Four at a time: bindings are compiled with -O1, which does not vectorise. 8,192 pages take 1.8 us, else
+    // 6.9.
     typedef int32_t Four __attribute__((vector_size(16)));
     Four max_of{-1, -1, -1, -1}, bits_of{};
     int64_t i = kv_start;
@@ -203,8 +204,8 @@ inline PlanRequest plan_request(const Check& check, const PlanTables& given, con
   return request;
 }
 
-// Append kv_indptr and the used part of kv_indices to the lists, so one copy moves all tables to the device. Write
-// nothing if they do not fit: the caller computes the same size and allocates a larger buffer.
+// Append kv_indptr and the used part of kv_indices to the lists, so one copy moves all tables to the device.
+// Write nothing if they do not fit: the caller computes the same size and allocates a larger buffer.
 inline void append_tables(const Check& check, const View& buffer, const PlanTables& given, const BatchLengths& batch) {
   const HostTable offsets(check, given.kv_indptr, "kv_indptr"), pages(check, given.kv_indices, "kv_indices");
   int32_t* data = plan_header(check, buffer);

@@ -135,8 +135,8 @@ class Check {
   }
 
   // Reject an output whose elements share memory: they would be written twice. Elements are distinct if each
-  // stride exceeds the reach of all smaller strides. This condition refuses some distinct layouts that torch never
-  // makes.
+  // stride exceeds the reach of all smaller strides. This condition refuses some distinct layouts that torch
+  // never makes.
   void writable(const View& arg) const {
     aligned(arg);
     if (arg.numel == 0) return;

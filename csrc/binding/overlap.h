@@ -23,8 +23,8 @@ struct Step {
   int64_t stride, forward, back;  // the difference of two indices is in [-back, forward]
 };
 
-// Return true if differences of the first `count` steps, in the order of rising strides, can sum to `apart`. After
-// kTries candidates for one step it gives up and returns true.
+// Return true if differences of the first `count` steps, in the order of rising strides, can sum to `apart`.
+// After kTries candidates for one step it gives up and returns true.
 inline bool can_sum_to(const Step* steps, int count, int64_t apart) {
   if (count == 0) return apart == 0;
   const Step& step = steps[count - 1];

@@ -1,4 +1,5 @@
-// Chunk forward kernels with a decay per channel, compiled but not run: every CTA shape, for the longest heads.
+// Chunk forward kernels with a decay per channel, compiled but not run: every CTA shape, for the longest
+// heads.
 #include <flashinfer/cuda/delta_rule/chunk/forward/launch.cuh>
 
 namespace flashinfer::cuda {

@@ -1,5 +1,5 @@
-// Calls of grouped GEMM's dispatcher with kernels for two archs that other files would register. Prints the kernels
-// that run: the arch, or 80 for the portable ones.
+// Calls of grouped GEMM's dispatcher with kernels for two archs that other files would register. Prints the
+// kernels that run: the arch, or 80 for the portable ones.
 #include "../../csrc/gemm_cuda.cu"
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-// Instances of the Hopper kernel of attention's gradients, for test_backward_kernels.py to read what ptxas and the
-// disassembler say.
+// Instances of the Hopper kernel of attention's gradients, for test_backward_kernels.py to read what ptxas
+// and the disassembler say.
 #include <flashinfer/cuda/attention/backward/sm90/launch.cuh>
 
 namespace flashinfer::cuda {

@@ -1,4 +1,5 @@
-// Prefill on Hopper with a variant that has a LogitsMask, for test_masked_prefill.py: every tile that masks may meet.
+// Prefill on Hopper with a variant that has a LogitsMask, for test_masked_prefill.py: every tile that masks
+// may meet.
 #include <flashinfer/attention/variants.h>
 #include <flashinfer/cuda/attention/sm90/prefill.cuh>
 

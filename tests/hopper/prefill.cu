@@ -1,4 +1,5 @@
-// Instances of the Hopper prefill kernel, for test_prefill_kernels.py to read what ptxas and the disassembler say.
+// Instances of the Hopper prefill kernel, for test_prefill_kernels.py to read what ptxas and the disassembler
+// say.
 #include <flashinfer/attention/variants.h>
 #include <flashinfer/cuda/attention/sm90/prefill.cuh>
 

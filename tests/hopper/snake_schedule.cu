@@ -1,4 +1,5 @@
-// Take the numbers of work lists as the blocks of a kernel would, on the host: each number once, and how evenly.
+// Take the numbers of work lists as the blocks of a kernel would, on the host: each number once, and how
+// evenly.
 #include <flashinfer/cuda/attention/sm90/work.cuh>
 
 #include <algorithm>
@@ -7,7 +8,8 @@
 
 using flashinfer::cuda::sm90::SnakeSchedule;
 
-// Return the load of the busiest block divided by the mean. Items of a section have lengths `longest` down to 1.
+// Return the load of the busiest block divided by the mean. Items of a section have lengths `longest` down to
+// 1.
 static double busiest(int section, int sections, int blocks, int longest) {
   std::vector<double> load(blocks);
   double all = 0;

@@ -94,8 +94,8 @@ void launch_product(const void* a, const void* b, float* out) {
   kernel<<<1, 128, kBytes>>>(map_a, map_b, static_cast<const uint32_t*>(a), out);
 }
 
-// A box of 64 elements and 32 rows from row `from` on: read by ChunkedTile::unit() into `seen`, and by one store, to
-// row `to` of `stored`.
+// A box of 64 elements and 32 rows from row `from` on: read by ChunkedTile::unit() into `seen`, and by one
+// store, to row `to` of `stored`.
 __global__ void __launch_bounds__(32, 1)
     box(const __grid_constant__ CUtensorMap map, const __grid_constant__ CUtensorMap stored, uint4* seen, int from,
         int to) {

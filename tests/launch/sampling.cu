@@ -15,7 +15,8 @@
 using namespace flashinfer;
 using cuda::Shape;
 
-// Static shared memory equals that of the family's kernels: Scratch, and the sums of the warps of a row in cluster memory.
+// Static shared memory equals that of the family's kernels: Scratch, and the sums of the warps of a row in
+// cluster memory.
 __global__ void search(int* out) {
   cuda::set_scratch([&](cuda::Scratch& s) { s.counter = 1; });
   *out = static_cast<int>(cuda::scratch().counter);

@@ -1,5 +1,5 @@
-// A kernel's track of events on a CPU: threads of a grid one after the other, a clock that counts. track.cc SIZE BLOCKS
-// THREADS STEPS writes words of a buffer of that size, with 16 around it, to the standard output.
+// A kernel's track of events on a CPU: threads of a grid one after the other, a clock that counts. track.cc
+// SIZE BLOCKS THREADS STEPS writes words of a buffer of that size, with 16 around it, to the standard output.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,12 +1,14 @@
-// Schedules made on the device: the lists of schedule.h, from lengths that the host does not know. One CTA (one
-// thread of a CPU) makes them. Capacities depend on sizes that the host knows, so one CUDA graph serves any lengths.
+// Schedules made on the device: the lists of schedule.h, from lengths that the host does not know. One CTA
+// (one thread of a CPU) makes them. Capacities depend on sizes that the host knows, so one CUDA graph serves
+// any lengths.
 //
-// A worker is a CTA that runs concurrently with the others. The cut of keys aims at equal work of all workers:
+// A worker is a CTA that runs concurrently with the others. The cut of keys aims at equal work of all
+// workers:
 //   - up to as many tiles as workers: equal splits of each tile, as short as one round of workers permits;
 //   - otherwise, and if that round leaves workers idle: the keys of all tiles, laid end to end, are cut at multiples of
 //     a worker's share. A tile ends or starts in the middle of a share, so that most tiles are not split.
-// Items come by falling length, as long as more of them exist than workers. Slots follow the order of requests, so that
-// equal lengths give equal bits of results.
+// Items come by falling length, as long as more of them exist than workers. Slots follow the order of
+// requests, so that equal lengths give equal bits of results.
 #pragma once
 
 #include <flashinfer/attention/mask.h>
@@ -86,8 +88,8 @@ struct OneThread {
   FLASHINFER_HD int32_t lane() const { return 0; }
   FLASHINFER_HD int32_t lanes() const { return 1; }
   FLASHINFER_HD void sync() const {}
-  // Wait for all threads, return the sums of all earlier ones, and set `all` to those of all. `number`: 0 or 1, of
-  // memory that no earlier call has used.
+  // Wait for all threads, return the sums of all earlier ones, and set `all` to those of all. `number`: 0 or
+  // 1, of memory that no earlier call has used.
   FLASHINFER_HD Sums before(int32_t, Sums own, Sums& all) const { return all = own, Sums{0, 0}; }
   // Store a length. After all threads have stored theirs, longest() returns the longest.
   FLASHINFER_HD void put_length(int32_t own) const { memory.longest[0] = own; }
@@ -157,7 +159,8 @@ struct Request {
   }
 };
 
-// Requests of a thread. In a small batch several threads have the same request, and take its splits in rotation.
+// Requests of a thread. In a small batch several threads have the same request, and take its splits in
+// rotation.
 struct Range {
   int32_t first, last;       // requests
   int32_t number, together;  // of this thread among those of these requests, and how many these are
@@ -171,8 +174,8 @@ struct Range {
   }
 
   FLASHINFER_HD bool is_first() const { return number == 0; }
-  // Return the summands of this thread. Of those with the same requests, the last one has them, so that the sums of
-  // earlier threads are those of earlier requests.
+  // Return the summands of this thread. Of those with the same requests, the last one has them, so that the
+  // sums of earlier threads are those of earlier requests.
   FLASHINFER_HD Sums once(Sums own) const { return number == together - 1 ? own : Sums{0, 0}; }
 };
 

@@ -1,7 +1,9 @@
-// Attention in chunks: a query sees the keys of its own chunk, up to its own position. Llama 4's local layers have this
-// mask. The causal mask and a window of chunk_size - 1 keys, which the call has too, bound the keys that are read.
+// Attention in chunks: a query sees the keys of its own chunk, up to its own position. Llama 4's local layers
+// have this mask. The causal mask and a window of chunk_size - 1 keys, which the call has too, bound the keys
+// that are read.
 //
-// Parameter: chunk_size, a power of two. Chunks start at its multiples, counted from the first key of a request.
+// Parameter: chunk_size, a power of two. Chunks start at its multiples, counted from the first key of a
+// request.
 #pragma once
 
 #include <flashinfer/attention/variants.h>

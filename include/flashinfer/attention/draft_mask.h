@@ -1,8 +1,9 @@
-// Attention of draft tokens, as speculative decoding verifies them: the queries of a request are its last tokens, and a
-// bit for each pair of them says what a query sees. A tree of drafts needs such a mask. All earlier keys are visible.
+// Attention of draft tokens, as speculative decoding verifies them: the queries of a request are its last
+// tokens, and a bit for each pair of them says what a query sees. A tree of drafts needs such a mask. All
+// earlier keys are visible.
 //
-// Parameters: draft_mask [tokens of all requests, draft_words], bit i % 16 of word i / 16 for draft i of the request;
-// maybe_draft_starts [batch + 1], the first token of each request, or null if all have equally many.
+// Parameters: draft_mask [tokens of all requests, draft_words], bit i % 16 of word i / 16 for draft i of the
+// request; maybe_draft_starts [batch + 1], the first token of each request, or null if all have equally many.
 #pragma once
 
 #include <flashinfer/attention/variants.h>

@@ -1,10 +1,11 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). All heads read one cache. A row of the cache is a key,
-// and its first 512 columns are also the value.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). All heads read one cache. A row of the cache
+// is a key, and its first 512 columns are also the value.
 //
 // A row of the cache is a latent (ckv) and a rotary key (kpe), in two tensors:
 //   S = sm_scale * (q_nope . ckv + q_pe . kpe),   P = softmax(S),   O = P ckv
 // This is attention with one KV head of 576 numbers, whose values are the first 512. Plans, work items,
-// partial states and merges are those of attention. A model without rotary keys passes zeros for q_pe and kpe.
+// partial states and merges are those of attention. A model without rotary keys passes zeros for q_pe and
+// kpe.
 #pragma once
 
 #include <flashinfer/attention/config.h>
@@ -44,8 +45,8 @@ struct MlaVariant : AttentionVariantBase {
   FLASHINFER_HD MlaVariant(const Params& params, uint32_t, uint8_t*) : sm_scale_log2(params.sm_scale_log2) {}
 };
 
-// Functions of a part of a module, which has one type of queries and one of the cache. All parts have the same work
-// limits. `rows`: mean over requests of heads times queries. kProfiler: the kernels write events.
+// Functions of a part of a module, which has one type of queries and one of the cache. All parts have the
+// same work limits. `rows`: mean over requests of heads times queries. kProfiler: the kernels write events.
 template <int kPart>
 WorkLimits mla_limits(int64_t rows, int32_t tile_rows, int device);
 template <int kPart, bool kProfiler>

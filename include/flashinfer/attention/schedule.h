@@ -1,11 +1,11 @@
-// Plans, made on the host. A work item is a tile of queries with a range of keys. At any lengths, every worker (an SM,
-// or a thread of a CPU) gets about the same amount of work.
+// Plans, made on the host. A work item is a tile of queries with a range of keys. At any lengths, every
+// worker (an SM, or a thread of a CPU) gets about the same amount of work.
 //
-// The keys of a tile are split if they exceed the mean share of a worker, as in Flash-Decoding (Dao et al., 2023).
-// Splits have about equal lengths. The longest items come first, and short ones fill the gaps at the end. Equal lengths
-// that fill the machine are not split. If workers have few tiles and the fixed cost of an item is known, packing.h
-// makes the splits, and items come in the order in which they start. There are at most as many items as tiles plus
-// workers, which bounds the size of buffers.
+// The keys of a tile are split if they exceed the mean share of a worker, as in Flash-Decoding (Dao et al.,
+// 2023). Splits have about equal lengths. The longest items come first, and short ones fill the gaps at the
+// end. Equal lengths that fill the machine are not split. If workers have few tiles and the fixed cost of an
+// item is known, packing.h makes the splits, and items come in the order in which they start. There are at
+// most as many items as tiles plus workers, which bounds the size of buffers.
 #pragma once
 
 #include <flashinfer/attention/mask.h>
@@ -33,8 +33,8 @@ struct PlanRequest {
   int32_t min_chunk;    // smallest length of a split: a shorter one costs more than its merge saves
   int32_t kv_step;      // splits are multiples of this
   bool split;           // false: no keys are split
-  // Splits of every batch end at multiples of this, so the result of a request does not depend on other requests. 0:
-  // the lengths of splits balance the work.
+  // Splits of every batch end at multiples of this, so the result of a request does not depend on other
+  // requests. 0: the lengths of splits balance the work.
   int32_t kv_chunk = 0;
   // The fixed cost of an item, as a number of keys. Other than 0: if workers have few tiles, splits give all
   // workers the same cost; see packing.h.

@@ -139,11 +139,11 @@ FLASHINFER_HD void narrow([[maybe_unused]] Mask& mask, [[maybe_unused]] const Va
 // Transform an element of the output, as float. There are two forms:
 //   (params, output, batch_idx, qo_idx, qo_head_idx, { ... })               output is normalised
 //   (params, output, batch_idx, qo_idx, qo_head_idx, m, d, scale, { ... })  the body normalises it
-// In the second form, output is the sum of 2^(S - m) V over all keys, times the scale of V, and d is the sum of
-// 2^(S - m). S is the logit times sm_scale_log2. m is the reference of the sums, near the largest S, and -inf if
-// the query sees no key. scale is 1. Without softmax, output is the sum of weight V, m is 0 and d is 1. Splits of the
-// keys are merged before, so that the body runs once for each element. The forms are told apart by their commas: the
-// body of the first form has at most two outside parentheses.
+// In the second form, output is the sum of 2^(S - m) V over all keys, times the scale of V, and d is the sum
+// of 2^(S - m). S is the logit times sm_scale_log2. m is the reference of the sums, near the largest S, and
+// -inf if the query sees no key. scale is 1. Without softmax, output is the sum of weight V, m is 0 and d is
+// 1. Splits of the keys are merged before, so that the body runs once for each element. The forms are told
+// apart by their commas: the body of the first form has at most two outside parentheses.
 #define REGISTER_OUTPUT_TRANSFORM(params, output, batch_idx, qo_idx, qo_head_idx, ...) \
   FLASHINFER_OUTPUT_FORM(__VA_ARGS__)(params, output, batch_idx, qo_idx, qo_head_idx, __VA_ARGS__)
 

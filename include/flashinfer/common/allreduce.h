@@ -1,24 +1,26 @@
-// All-reduce, reduce-scatter and all-gather over memory that the ranks of a group share: layout and protocol of that
-// memory, and parameters of the kernels.
+// All-reduce, reduce-scatter and all-gather over memory that the ranks of a group share: layout and protocol
+// of that memory, and parameters of the kernels.
 //
-// Each rank has an inbox that its peers write. Each 32-bit word of it is either empty or data, so a word is its own
-// flag. A sender stores words in any order. The reader polls a word until it is data, then clears it to empty. Empty is
-// a NaN in float32 and in both halves of float16 and bfloat16. If a payload word has these bits, the sender stores
-// another NaN instead, so no number changes.
+// Each rank has an inbox that its peers write. Each 32-bit word of it is either empty or data, so a word is
+// its own flag. A sender stores words in any order. The reader polls a word until it is data, then clears it
+// to empty. Empty is a NaN in float32 and in both halves of float16 and bfloat16. If a payload word has these
+// bits, the sender stores another NaN instead, so no number changes.
 //
-// Call e uses slot e % 2. Two slots suffice. A peer writes the slot again in call e + 2. By then it has received all
-// words that this rank sent in call e + 1, and this rank sent them after it had read and cleared the words of call e.
-// The header of call e + 1 makes the clears visible first: a fence precedes the store of the header, and the peer
-// acquires the header before call e + 2. A reader does not clear a header when it has read it, but before it sends its
-// next header. After a timeout, the headers therefore still show which rank is missing.
+// Call e uses slot e % 2. Two slots suffice. A peer writes the slot again in call e + 2. By then it has
+// received all words that this rank sent in call e + 1, and this rank sent them after it had read and cleared
+// the words of call e. The header of call e + 1 makes the clears visible first: a fence precedes the store of
+// the header, and the peer acquires the header before call e + 2. A reader does not clear a header when it
+// has read it, but before it sends its next header. After a timeout, the headers therefore still show which
+// rank is missing.
 //
-// With one shot, each rank sends its input to all peers, and all ranks add the same parts. With two shots, each part
-// has an owner: all ranks send it their inputs of the part, and it sends the sum back. Both hops use the same words of
-// an area, because the owner is the reader in the first hop and the sender in the second. One shot moves (n - 1) N
-// bytes per rank, two shots move 2 (n - 1) / n N, and the second hop takes about 1.7 us. Both give the same bits.
+// With one shot, each rank sends its input to all peers, and all ranks add the same parts. With two shots,
+// each part has an owner: all ranks send it their inputs of the part, and it sends the sum back. Both hops
+// use the same words of an area, because the owner is the reader in the first hop and the sender in the
+// second. One shot moves (n - 1) N bytes per rank, two shots move 2 (n - 1) / n N, and the second hop takes
+// about 1.7 us. Both give the same bits.
 //
-// Reduce-scatter is the first hop of two shots, and all-gather is the second. The share of a rank is a contiguous block
-// of rows. Both move (n - 1) / n of the whole tensor.
+// Reduce-scatter is the first hop of two shots, and all-gather is the second. The share of a rank is a
+// contiguous block of rows. Both move (n - 1) / n of the whole tensor.
 #pragma once
 
 #include <cstring>
@@ -67,13 +69,15 @@ struct CommGroup {
   uint8_t* inbox[kMaxRanks];  // by rank, as this rank addresses them
 };
 
-// Scales of the quantised norm: none, one from the caller, one per row, or one power of two per group of columns.
+// Scales of the quantised norm: none, one from the caller, one per row, or one power of two per group of
+// columns.
 enum class NormQuant : int32_t { kNone, kStatic, kToken, kGroup };
 
 // Bytes that NVLink moves in the time of a hop: 1.7 us at 360 GB/s (two H100).
 constexpr int64_t kHopBytes = 612'000;
 
-// Return true if two shots move an input of `bytes` faster. For two ranks they move as many bytes as one shot.
+// Return true if two shots move an input of `bytes` faster. For two ranks they move as many bytes as one
+// shot.
 FLASHINFER_HD bool is_faster_in_two_shots(int64_t ranks, int64_t bytes) {
   return ranks > 2 && bytes * (ranks - 1) * (ranks - 2) > kHopBytes * ranks;
 }
@@ -84,12 +88,12 @@ constexpr float kMinGroupMaximum = 1e-10f;  // of a group of zeros
 enum class Collective : uint32_t { kAllReduce, kReduceScatter, kAllGather, kMoeDispatch, kMoeCombine };
 
 // s = sum of `input` over the ranks, in float32 in the order of ranks, rounded to the element type. With
-// `weight`: r = s + residual_in, n = r / sqrt(mean(r^2) + eps) * (weight + weight_bias), rounded to the element type,
-// and quant_out = n / scale in e4m3, clamped to the finite range.
+// `weight`: r = s + residual_in, n = r / sqrt(mean(r^2) + eps) * (weight + weight_bias), rounded to the
+// element type, and quant_out = n / scale in e4m3, clamped to the finite range.
 //
-// In reduce-scatter, `input` has `rows` rows for each rank, and `out` is s of the rows of this rank. In all-gather,
-// `out` has the `rows` rows of the `input` of each rank. The smaller tensor may be the share of this rank in the larger
-// one.
+// In reduce-scatter, `input` has `rows` rows for each rank, and `out` is s of the rows of this rank. In
+// all-gather, `out` has the `rows` rows of the `input` of each rank. The smaller tensor may be the share of
+// this rank in the larger one.
 struct AllReduceParams {
   CommGroup group;
   const void* input;
@@ -125,7 +129,8 @@ FLASHINFER_HD float token_scale(float maximum) {
   return scale > kMinTokenScale ? scale : kMinTokenScale;
 }
 
-// Return the exponent field of the smallest power of two that scales the largest magnitude of a group to at most 448.
+// Return the exponent field of the smallest power of two that scales the largest magnitude of a group to at
+// most 448.
 FLASHINFER_HD uint32_t group_exponent(float maximum) {
   const float scale = (maximum > kMinGroupMaximum ? maximum : kMinGroupMaximum) / kMaxE4M3;
   uint32_t bits;

@@ -67,8 +67,8 @@ struct DeltaRuleParams {
   DeltaRuleInputs in;
   // A step may compute its gates from raw values. g is -exp(A_log[h]) softplus(g + dt_bias[h]), or with a
   // lower bound, bound * sigmoid(exp(A_log[h]) (g + dt_bias[h])). With `raw_rows`, gk is raw with dt_bias[h,
-  // d], and g is null. beta is sigmoid(beta), times 2 if negative eigenvalues are allowed. If a_log is null and
-  // beta_sigmoid is 0, the caller has computed g, gk and beta.
+  // d], and g is null. beta is sigmoid(beta), times 2 if negative eigenvalues are allowed. If a_log is null
+  // and beta_sigmoid is 0, the caller has computed g, gk and beta.
   const float* a_log;    // [HV]
   const float* dt_bias;  // [HV], or [HV, K] of rows; null: 0
   float lower_bound;     // negative, or 0: none
@@ -84,8 +84,8 @@ struct DeltaRuleParams {
   int64_t num_slots;      // of initial_state and of final_state
   int64_t slot_bytes;     // between two slots. The heads of a slot are contiguous.
   DType state_dtype;
-  // [num_checkpoints, HV, ...], or null: states after every checkpoint_every-th token of a sequence, a multiple of
-  // 64. Those of sequence n begin at row checkpoint_starts[n].
+  // [num_checkpoints, HV, ...], or null: states after every checkpoint_every-th token of a sequence, a
+  // multiple of 64. Those of sequence n begin at row checkpoint_starts[n].
   void* checkpoints;
   Indices checkpoint_starts;  // [num_sequences]
   int64_t checkpoint_every, num_checkpoints;
@@ -97,8 +97,8 @@ struct DeltaRuleParams {
     return initial_state ? static_cast<const char*>(initial_state) + slot * slot_bytes : nullptr;
   }
   FLASHINFER_HD void* final_slot(int64_t slot) const { return static_cast<char*>(final_state) + slot * slot_bytes; }
-  // Return the row of the checkpoint after `count` tokens of sequence n, or -1 if none is due. Invalid rows are not
-  // written.
+  // Return the row of the checkpoint after `count` tokens of sequence n, or -1 if none is due. Invalid rows
+  // are not written.
   FLASHINFER_HD int64_t checkpoint_row(int64_t n, int64_t count) const {
     if (!checkpoints || count == 0 || count % checkpoint_every != 0) return -1;
     const int64_t start = checkpoint_starts[n], row = start + count / checkpoint_every - 1;

@@ -1,4 +1,5 @@
-// RMSNorm over all heads of queries and keys, then rotary embeddings of three axes: parameters of the kernels.
+// RMSNorm over all heads of queries and keys, then rotary embeddings of three axes: parameters of the
+// kernels.
 #pragma once
 
 #include <cstdint>

@@ -56,11 +56,11 @@ struct RouteParams {
     return method == RoutingMethod::kRenormalize || method == RoutingMethod::kRenormalizeNaive ||
            (is_sigmoid() && method != RoutingMethod::kSigmoid);
   }
-  // With a bias or groups, experts are chosen by score. Otherwise they are chosen by logit: the order is the same, and
-  // ties are rarer.
+  // With a bias or groups, experts are chosen by score. Otherwise they are chosen by logit: the order is the
+  // same, and ties are rarer.
   FLASHINFER_HD bool scores_choose() const { return bias || num_groups > 1; }
-  // Return true if the score of a group is the sum of its two best experts, as in DeepSeek-V3. Otherwise it is the
-  // score of its best expert.
+  // Return true if the score of a group is the sum of its two best experts, as in DeepSeek-V3. Otherwise it
+  // is the score of its best expert.
   FLASHINFER_HD bool sums_best_two() const { return is_sigmoid(); }
 };
 
@@ -110,7 +110,8 @@ FLASHINFER_HD bool is_gated(Activation act) {
 
 constexpr int kQuantBlock = 128;  // elements of a row that share a scale
 
-// Return the scale of a block whose largest magnitude is `max_abs`. Its reciprocal is finite even for tiny blocks.
+// Return the scale of a block whose largest magnitude is `max_abs`. Its reciprocal is finite even for tiny
+// blocks.
 FLASHINFER_HD float block_scale(float max_abs) {
   constexpr float kMinDivisor = 1.17549435e-38f;  // 2^-126
   return max_abs == 0 ? 1.0f : max_abs / kMaxE4M3 < kMinDivisor ? kMinDivisor : max_abs / kMaxE4M3;

@@ -9,8 +9,8 @@
 
 namespace flashinfer {
 
-// scale = max(amax of the group, eps) / largest, output = x / scale, clamped to [-largest, largest]. largest is 448
-// in e4m3, 127 in int8. If power_of_two, the scale is the next power of two from there.
+// scale = max(amax of the group, eps) / largest, output = x / scale, clamped to [-largest, largest]. largest
+// is 448 in e4m3, 127 in int8. If power_of_two, the scale is the next power of two from there.
 struct GroupQuantParams {
   const void* input;                    // [num_rows, num_groups * group_size]
   void* output;                         // the same shape

@@ -60,8 +60,8 @@ struct StateScales {
 };
 
 // Scale of a row of an int16 state, s = scale q with |q| <= 32767, from the largest |s|. A row below 1e-30 is
-// stored as zeros, because its scale may have no inverse. A row with a NaN or an infinity gets an infinite scale
-// and zeros, whose products are NaN.
+// stored as zeros, because its scale may have no inverse. A row with a NaN or an infinity gets an infinite
+// scale and zeros, whose products are NaN.
 struct RowScale {
   float scale, inverse;  // an inverse of 0: all q are 0
 

@@ -1,21 +1,22 @@
-// All-to-all of experts over the memory that the ranks of a group share: dispatch sends each token to the ranks of its
-// experts, combine returns their results and adds them.
+// All-to-all of experts over the memory that the ranks of a group share: dispatch sends each token to the
+// ranks of its experts, combine returns their results and adds them.
 //
-// Rank r has the experts [r E / n, (r + 1) E / n) of E. Dispatch writes row t of each payload to row (rank, t) of the
-// payload's area in the inbox of every rank that has an expert of token t, once. The place of a row follows from its
-// sender and token, so no rank counts rows, and results do not depend on the order of arrival. Combine writes row
-// (s, t) of each rank's results to row (rank, t) of rank s, and rank s adds the rows of token t in float32 in the order
-// in which the token's experts name their ranks.
+// Rank r has the experts [r E / n, (r + 1) E / n) of E. Dispatch writes row t of each payload to row (rank,
+// t) of the payload's area in the inbox of every rank that has an expert of token t, once. The place of a row
+// follows from its sender and token, so no rank counts rows, and results do not depend on the order of
+// arrival. Combine writes row (s, t) of each rank's results to row (rank, t) of rank s, and rank s adds the
+// rows of token t in float32 in the order in which the token's experts name their ranks.
 //
-// Payloads may have any bits, so their words cannot be their own flags as in common/allreduce.h. The header is the
-// flag: a rank sends it after its rows, and the other side acquires it. Both functions end when the headers of all
-// ranks have arrived. This makes one copy of each area enough. A rank writes rows of the next dispatch after combine,
-// whose headers follow the peers' reads of the last dispatch. It writes results of the next combine after that
-// dispatch, whose headers follow the peers' sums of the last combine. Areas of dispatch and combine are disjoint for
-// this reason, and calls alternate.
+// Payloads may have any bits, so their words cannot be their own flags as in common/allreduce.h. The header
+// is the flag: a rank sends it after its rows, and the other side acquires it. Both functions end when the
+// headers of all ranks have arrived. This makes one copy of each area enough. A rank writes rows of the next
+// dispatch after combine, whose headers follow the peers' reads of the last dispatch. It writes results of
+// the next combine after that dispatch, whose headers follow the peers' sums of the last combine. Areas of
+// dispatch and combine are disjoint for this reason, and calls alternate.
 //
-// An inbox has the headers, then flags int32 [ranks, most] of the rows that were sent, then the payloads' areas
-// [ranks, most, row_bytes], each at a multiple of kAreaBytes. The area of results is the last of the inbox.
+// An inbox has the headers, then flags int32 [ranks, most] of the rows that were sent, then the payloads'
+// areas [ranks, most, row_bytes], each at a multiple of kAreaBytes. The area of results is the last of the
+// inbox.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
@@ -54,8 +55,8 @@ FLASHINFER_HD int64_t whole_areas(int64_t bytes) { return (bytes + kAreaBytes - 
 
 FLASHINFER_HD uint8_t* region_of(const CommGroup& group, int rank) { return group.inbox[rank] + kHeaderBytes; }
 
-// Return the rank of entry k of a token's experts if no entry before it has the same rank, else -1. `seen` has the
-// ranks of the entries before it as bits.
+// Return the rank of entry k of a token's experts if no entry before it has the same rank, else -1. `seen`
+// has the ranks of the entries before it as bits.
 FLASHINFER_HD int next_target(const MoeDispatchParams& p, int64_t token, int k, uint32_t& seen) {
   const int32_t expert = p.experts[token * p.top_k + k];
   if (expert < 0 || expert >= p.num_experts) return -1;

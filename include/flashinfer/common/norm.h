@@ -7,8 +7,8 @@
 
 namespace flashinfer {
 
-// Tensors and sizes of every RMSNorm. With `residual`, x = input + residual. Its value rounded to the element type is
-// written back to `residual`.
+// Tensors and sizes of every RMSNorm. With `residual`, x = input + residual. Its value rounded to the element
+// type is written back to `residual`.
 struct RmsNormTensors {
   const void* input;
   void* residual;  // null without the fused addition

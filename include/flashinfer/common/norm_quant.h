@@ -27,8 +27,9 @@ struct LayerNormQuantParams : LayerNormTensors {
 constexpr int kQuantBlock = 128;            // columns with one scale
 constexpr float kMinBlockMaximum = 1e-10f;  // of a block of zeros
 
-// residual += input; normed = residual / sqrt(mean(residual^2) + eps) * weight, from the unrounded sum. Each block
-// of a row of normed, as rounded, has scale = max(amax, 1e-10) / 448 and output = normed / scale in e4m3.
+// residual += input; normed = residual / sqrt(mean(residual^2) + eps) * weight, from the unrounded sum. Each
+// block of a row of normed, as rounded, has scale = max(amax, 1e-10) / 448 and output = normed / scale in
+// e4m3.
 struct RmsNormBlockQuantParams {
   const void* input;
   void* residual;

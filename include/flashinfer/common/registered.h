@@ -3,8 +3,8 @@
 
 namespace flashinfer {
 
-// An entry of the module's list of all `T`. Define it as a constant of a source file. The list is complete when the
-// module has loaded, whatever the order of the files.
+// An entry of the module's list of all `T`. Define it as a constant of a source file. The list is complete
+// when the module has loaded, whatever the order of the files.
 template <typename T>
 class Registered {
  public:

@@ -8,8 +8,9 @@
 
 namespace flashinfer {
 
-// One tensor of heads. The elements of each become 8-bit numbers: rotated if `rotates`, rounded to the input's
-// type, multiplied by `scale` in float, rounded and clamped to the finite range. Strides count elements.
+// One tensor of heads. The elements of each become 8-bit numbers: rotated if `rotates`, rounded to the
+// input's type, multiplied by `scale` in float, rounded and clamped to the finite range. Strides count
+// elements.
 struct QuantHeads {
   const void* input;
   uint8_t* output;

@@ -124,8 +124,8 @@ constexpr int64_t kLongestRow = int64_t{1} << 24;
 
 struct Launch;
 
-// Return the largest row length on the device of a launch, except for draws without filters. `keeps_maxima`: for
-// chains, which also keep the maxima of chunks and so need twice the memory.
+// Return the largest row length on the device of a launch, except for draws without filters. `keeps_maxima`:
+// for chains, which also keep the maxima of chunks and so need twice the memory.
 int64_t longest_row(bool keeps_maxima, const Launch& launch);
 
 void sample_rows(const SampleParams& params, const Launch& launch);

@@ -1,5 +1,5 @@
-// All-reduce, reduce-scatter and all-gather on the CPU between processes that share memory; equations and protocol in
-// common/allreduce.h.
+// All-reduce, reduce-scatter and all-gather on the CPU between processes that share memory; equations and
+// protocol in common/allreduce.h.
 #pragma once
 
 #include <sched.h>
@@ -84,8 +84,8 @@ class RankCall {
  private:
   static constexpr int kSpinsPerYield = 64, kSpinsBeforeSleep = 8192;
 
-  // Lets other threads run. A long wait sleeps, because the rank that is late may need this CPU. On a busy machine a
-  // yield takes milliseconds, so the caller checks the clock after each.
+  // Lets other threads run. A long wait sleeps, because the rank that is late may need this CPU. On a busy
+  // machine a yield takes milliseconds, so the caller checks the clock after each.
   static void yield(int64_t spin) {
     if (spin < kSpinsBeforeSleep) {
       sched_yield();
@@ -221,7 +221,8 @@ class RowSum {
  public:
   explicit RowSum(int64_t n) : part_(n), sum_(n) {}
 
-  // Receive the row from all ranks. `own` is this rank's part. Return the sum as bytes, valid until the next call.
+  // Receive the row from all ranks. `own` is this rank's part. Return the sum as bytes, valid until the next
+  // call.
   const uint8_t* take(const RankCall& call, const CommGroup& group, int64_t row, const uint8_t* own) {
     const int64_t n = part_.size(), bytes = n * static_cast<int64_t>(sizeof(T));
     auto* taken = reinterpret_cast<uint8_t*>(part_.data());
@@ -245,8 +246,8 @@ class RowSum {
   std::vector<float> sum_;
 };
 
-// Add the parts of each row in the order of ranks. `residual_out` and `norm_out` may be `input` or `residual_in`: they
-// are written after all sums are in `out`.
+// Add the parts of each row in the order of ranks. `residual_out` and `norm_out` may be `input` or
+// `residual_in`: they are written after all sums are in `out`.
 template <typename T>
 void allreduce(const AllReduceParams& p) {
   const RankCall call(p);

@@ -1,8 +1,8 @@
 // Grouped GEMM on the CPU. A task has some rows of a group and some columns of its matrix, and packs them
 // itself.
 //
-// A task accumulates in float, in memory. It processes k in parts that fit the cache and share scale factors. The parts
-// do not depend on the number of rows, so a row has the same bits in any group.
+// A task accumulates in float, in memory. It processes k in parts that fit the cache and share scale factors.
+// The parts do not depend on the number of rows, so a row has the same bits in any group.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Norms with a quantised result on the CPU: a row at a time per thread, in two passes of which the second hits
-// the cache.
+// Norms with a quantised result on the CPU: a row at a time per thread, in two passes of which the second
+// hits the cache.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Rotary embedding with 8-bit results on the CPU: a token at a time per thread. Equations: common/rope_quant.h.
+// Rotary embedding with 8-bit results on the CPU: a token at a time per thread. Equations:
+// common/rope_quant.h.
 #pragma once
 
 #include <string>

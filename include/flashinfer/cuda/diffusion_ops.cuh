@@ -1,5 +1,5 @@
-// RMSNorm over all heads and rotary embeddings of three axes on CUDA. A CTA has q, k or v of a token. It reads them
-// twice, the second time from the L1 cache.
+// RMSNorm over all heads and rotary embeddings of three axes on CUDA. A CTA has q, k or v of a token. It
+// reads them twice, the second time from the L1 cache.
 #pragma once
 
 #include <cstdint>

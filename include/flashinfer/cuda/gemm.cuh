@@ -19,8 +19,8 @@ void grouped_gemm_e5m2_e4m3_blocks(const GemmParams& params, const Launch& where
 void grouped_gemm_e5m2_e5m2(const GemmParams& params, const Launch& where);
 void grouped_gemm_e5m2_e5m2_blocks(const GemmParams& params, const Launch& where);
 
-// Kernels for one arch. A file of csrc/gemm/ registers them, see Registered. They are parts of this module, because
-// some reasons against them, such as unaligned pointers, are known only per call, even in a graph.
+// Kernels for one arch. A file of csrc/gemm/ registers them, see Registered. They are parts of this module,
+// because some reasons against them, such as unaligned pointers, are known only per call, even in a graph.
 struct GemmKernels {
   int32_t arch;                                          // 90 for 9.0a
   const char* (*run)(const GemmParams&, const Launch&);  // launches and returns null, or returns why it cannot serve

@@ -264,7 +264,8 @@ inline dim3 row_block(int64_t num_vecs, int vecs = kVecsPerThread) {
 }
 
 // Launch the vector kernel if every row is aligned to vectors and fits into registers, else the other one.
-// `few` is the vector kernel for rows that do not fill the GPU: a thread holds fewer vectors. It adds in another order.
+// `few` is the vector kernel for rows that do not fill the GPU: a thread holds fewer vectors. It adds in
+// another order.
 template <typename T, typename Params, typename... Strides>
 void launch_rows(void (*vector_kernel)(Params), std::common_type_t<void (*)(Params)> few, void (*any_kernel)(Params),
                  const Params& p, const Launch& where, std::initializer_list<const void*> pointers,

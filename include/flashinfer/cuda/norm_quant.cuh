@@ -1,5 +1,5 @@
-// Norms with a quantised 8-bit result on CUDA: with one scale by the kernels of norm.cuh, and RMSNorm with a scale
-// for each block of a row.
+// Norms with a quantised 8-bit result on CUDA: with one scale by the kernels of norm.cuh, and RMSNorm with a
+// scale for each block of a row.
 #pragma once
 
 #include <flashinfer/common/norm_quant.h>
@@ -51,8 +51,8 @@ struct LayerNormQuantOutput {
 // Scale of a block from its largest magnitude.
 __device__ __forceinline__ float block_scale(float maximum) { return fmaxf(maximum, kMinBlockMaximum) / kMaxE4M3; }
 
-// A block is a vector of each of kLanes adjacent lanes. A row has at least that many threads, and all lanes of a
-// warp take part in the shuffles.
+// A block is a vector of each of kLanes adjacent lanes. A row has at least that many threads, and all lanes
+// of a warp take part in the shuffles.
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads) rms_norm_block_quant_kernel(const RmsNormBlockQuantParams p) {
   constexpr int kN = kVecBytes / sizeof(T), kLanes = kQuantBlock / kN;

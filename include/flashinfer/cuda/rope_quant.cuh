@@ -1,9 +1,9 @@
 // Rotary embedding with 8-bit results on CUDA; equations in common/rope_quant.h.
 //
 // A head of 2 h elements is h / kN units: kN elements at i kN, and kN more at h + i kN. So a unit of either
-// layout holds whole pairs: (low[j], high[j]), or neighbours of low and of high if interleaved. threadIdx.y and
-// blockIdx.x count tokens. The units of all heads of a token are one range, which threads and blockIdx.y share.
-// Heads that are unaligned or do not split into units are written element by element.
+// layout holds whole pairs: (low[j], high[j]), or neighbours of low and of high if interleaved. threadIdx.y
+// and blockIdx.x count tokens. The units of all heads of a token are one range, which threads and blockIdx.y
+// share. Heads that are unaligned or do not split into units are written element by element.
 #pragma once
 
 #include <flashinfer/common/fast_div.h>

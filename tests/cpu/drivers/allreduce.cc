@@ -1,5 +1,5 @@
-// All-reduce, reduce-scatter and all-gather between threads that act as ranks: calls of random shapes without a pause
-// between them.
+// All-reduce, reduce-scatter and all-gather between threads that act as ranks: calls of random shapes without
+// a pause between them.
 #include <flashinfer/cpu/allreduce.h>
 
 #include <memory>

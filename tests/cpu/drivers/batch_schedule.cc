@@ -1,4 +1,5 @@
-// Schedules from tensors of lengths: the items of a tile cover its keys once, and their slots are merged in order.
+// Schedules from tensors of lengths: the items of a tile cover its keys once, and their slots are merged in
+// order.
 #include <flashinfer/cpu/attention/batch_schedule.h>
 
 #include "harness.h"

@@ -24,7 +24,8 @@ struct DeltaCase {
   int64_t in_state(int64_t d, int64_t c) const { return v_first ? c * keys + d : d * values + c; }
 };
 
-// Numbers of each token and head, as a kernel reads them and in double; rows of tokens may have a gap behind them.
+// Numbers of each token and head, as a kernel reads them and in double; rows of tokens may have a gap behind
+// them.
 template <typename T>
 struct PerToken {
   int64_t heads = 0, size = 0, row = 0;
@@ -97,7 +98,8 @@ struct DeltaData {
     return in;
   }
 
-  // Take a value head's state, rows of columns, through sequence n, with each(token, its output) behind every token.
+  // Take a value head's state, rows of columns, through sequence n, with each(token, its output) behind every
+  // token.
   template <typename Each>
   void recur(int64_t n, int64_t head, std::vector<double>& state, const Each& each) const {
     std::vector<double> key, query, out(shape.values);

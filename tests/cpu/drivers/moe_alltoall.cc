@@ -1,5 +1,5 @@
-// All-to-all of experts between threads that act as ranks: dispatch and combine of random sizes without a pause between
-// them.
+// All-to-all of experts between threads that act as ranks: dispatch and combine of random sizes without a
+// pause between them.
 #include <flashinfer/cpu/moe_alltoall.h>
 
 #include <memory>

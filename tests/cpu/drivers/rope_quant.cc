@@ -7,8 +7,8 @@ using namespace driver;
 
 constexpr int64_t kTokens = 7, kHeads = 3, kPositions = 40, kPageSize = 4;
 
-// The first rotary_dim elements of a head are one part, the others a second. The keys go to slots: token t of one
-// request to position t, and the last token to none.
+// The first rotary_dim elements of a head are one part, the others a second. The keys go to slots: token t of
+// one request to position t, and the last token to none.
 template <typename T, typename Q>
 void quantised(int64_t head_dim, int64_t rotary_dim, bool interleave) {
   const int64_t size = kTokens * kHeads * head_dim, pairs = rotary_dim / 2;

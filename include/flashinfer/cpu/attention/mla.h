@@ -16,8 +16,9 @@ inline WorkLimits mla_limits(int64_t rows, int32_t tile_rows) {
   return {tile_rows, 4 * num_threads(), 4 * kPrefillKeys, kPrefillKeys};
 }
 
-// If products take pairs of bfloat16, 8-bit numbers are widened to it, which is exact. kWidens is false if latents or
-// rotary keys have factors: products with bfloat16 numbers would be rounded, so queries and keys are floats.
+// If products take pairs of bfloat16, 8-bit numbers are widened to it, which is exact. kWidens is false if
+// latents or rotary keys have factors: products with bfloat16 numbers would be rounded, so queries and keys
+// are floats.
 template <typename T, typename KV>
 constexpr bool kMlaWidens = kHasPairs && std::is_same_v<T, bfloat16_t> && sizeof(KV) == 1;
 template <typename T, typename KV, bool kWidens>

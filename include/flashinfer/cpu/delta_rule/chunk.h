@@ -158,10 +158,12 @@ struct ChunkFactors {
 
   template <typename T>
   void load(const TokenRows<T>& rows, int64_t batch, int64_t first, int count) {
-    // In float, differences of sums would lose digits after every strongly negative gate: 4e-6 after a sum of -64.
+    // In float, differences of sums would lose digits after every strongly negative gate: 4e-6 after a sum of
+    // -64.
     double sums[kChunk], sum = 0;
     for (int i = 0; i < kChunk; ++i) {
-      // A hugely negative g would take the digits of all later ones from a double too. exp(-50) is negligible.
+      // A hugely negative g would take the digits of all later ones from a double too. exp(-50) is
+      // negligible.
       if (i < count) sum += std::max(rows.gate(batch, first + i), -50.f);
       beta[i] = i < count ? rows.scalar_beta(batch, first + i) : 0.f;
       sums[i] = sum;

@@ -65,7 +65,8 @@ Columns<S> product(const Columns<S>& a, const Columns<S>& b) {
   return result;
 }
 
-// Adds to sums[d] the sum over the lanes of at(d), for each of `count` rows. at(d) returns the products of row d.
+// Adds to sums[d] the sum over the lanes of at(d), for each of `count` rows. at(d) returns the products of
+// row d.
 template <typename S, typename Row>
 void row_sums_into(int64_t count, S* sums, const Row& at) {
   int64_t d = 0;
@@ -173,8 +174,8 @@ void with_state_type(DType dtype, const Body& body) {
   }
 }
 
-// Load and store columns [first, first + count) of a head. `head` counts over all slots. A null tensor is loaded as
-// zeros.
+// Load and store columns [first, first + count) of a head. `head` counts over all slots. A null tensor is
+// loaded as zeros.
 template <typename S>
 void load_state(const DeltaRuleInputs& in, const void* states, DType dtype, int64_t head, int64_t first, int64_t count,
                 Columns<S>* rows) {

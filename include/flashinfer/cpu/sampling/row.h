@@ -97,8 +97,8 @@ struct Row {
   const float* chunk(int64_t c) const { return c < borrowed_chunks ? borrowed + c * kSumChunk : &x[c * kSumChunk]; }
 };
 
-// Sum of a row: its chunk sums as integers. A row is invalid if it has a NaN, if all elements are 0, or if a chunk sum
-// is infinite.
+// Sum of a row: its chunk sums as integers. A row is invalid if it has a NaN, if all elements are 0, or if a
+// chunk sum is infinite.
 struct Mass {
   FixedPoint fixed{1, 1};
   uint64_t total = 0;
@@ -194,8 +194,8 @@ inline void load_elements(Row& row, const Source& from) {
   row.has_nan = has_nan;
 }
 
-// Load probabilities. Negative ones count as 0, and NaN stays. If there is no negative one, the row borrows the
-// caller's memory.
+// Load probabilities. Negative ones count as 0, and NaN stays. If there is no negative one, the row borrows
+// the caller's memory.
 inline void load_probs(Row& row, const Source& from) {
   row.resize(from.n);
   bool borrows = from.dtype == DType::kFloat32;

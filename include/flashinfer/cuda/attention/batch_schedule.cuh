@@ -1,5 +1,5 @@
-// Schedules from tensors of lengths on CUDA, by one CTA. A thread serves a contiguous range of requests, or a part of
-// one request.
+// Schedules from tensors of lengths on CUDA, by one CTA. A thread serves a contiguous range of requests, or a
+// part of one request.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,9 @@
 
 namespace flashinfer::cuda {
 
-// Tiles with at most this many keys are not split. Decode of one request and of four, 32/8 heads, bfloat16, on an
-// H100: 400 keys take 9.6 us whole or split, 512 keys 10.4 us whole and 9.1 us split, 1,024 keys 16.5 and 9.3.
+// Tiles with at most this many keys are not split. Decode of one request and of four, 32/8 heads, bfloat16,
+// on an H100: 400 keys take 9.6 us whole or split, 512 keys 10.4 us whole and 9.1 us split, 1,024 keys 16.5
+// and 9.3.
 constexpr int kUnsplitKeys = 448;
 
 constexpr int kMergeThreads = 256, kMergeCtas = 8;  // launched per multiprocessor
@@ -72,9 +73,9 @@ struct PartialState {
   }
 };
 
-// Add a row's states start, start + stride, ... to four columns. Loads of kAtOnce states are in flight. A kernel
-// may have written states while this one ran, so they are read from the L2 cache. No state is read twice, because
-// reads bound the time of merges.
+// Add a row's states start, start + stride, ... to four columns. Loads of kAtOnce states are in flight. A
+// kernel may have written states while this one ran, so they are read from the L2 cache. No state is read
+// twice, because reads bound the time of merges.
 template <int kDV, int kAtOnce, bool kSoftmax>
 __device__ __forceinline__ void add_states(const AttentionParams& params, const MergeRow& row, int start, int stride,
                                            int column, PartialState<kSoftmax>& merged) {

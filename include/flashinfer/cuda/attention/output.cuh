@@ -49,8 +49,8 @@ struct RowOutput {
     }
   }
 
-  // Write columns from `column` on, multiplied by `share`. It is 1 for a partial state, which is not normalised.
-  // m and l are the row's state for the variant.
+  // Write columns from `column` on, multiplied by `share`. It is 1 for a partial state, which is not
+  // normalised. m and l are the row's state for the variant.
   template <typename Variant, typename P, int kN>
   __device__ __forceinline__ void store_columns(const P& params, const Variant& variant, int32_t batch, int column,
                                                 float (&values)[kN], float share, float m, float l) const {

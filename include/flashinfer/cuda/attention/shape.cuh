@@ -1,8 +1,9 @@
 // Compile-time shapes of the portable attention kernel: element types, head dimensions, the tile, and its
 // shared memory.
 //
-// A CTA has kRowWarps * kKeyWarps warps. The kRowWarps warps of a group load the same keys and compute different
-// rows. The kKeyWarps groups take tiles of keys in rotation, and the epilogue merges their partial states.
+// A CTA has kRowWarps * kKeyWarps warps. The kRowWarps warps of a group load the same keys and compute
+// different rows. The kKeyWarps groups take tiles of keys in rotation, and the epilogue merges their partial
+// states.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ struct AttentionTypes {
   static_assert(sizeof(Q) == 2 || __is_same(Q, KV), "queries have 16 bits or the type of keys");
 };
 
-// kMTiles: number of 16-row fragments per warp. kKeys: number of keys per tile. kMaxStages: number of stages, or
-// fewer if kCtasPerSm CTAs with so many stages do not fit into the smem of an SM.
+// kMTiles: number of 16-row fragments per warp. kKeys: number of keys per tile. kMaxStages: number of stages,
+// or fewer if kCtasPerSm CTAs with so many stages do not fit into the smem of an SM.
 template <int kMTiles_, int kRowWarps_, int kKeyWarps_, int kKeys_, int kMaxStages_, int kCtasPerSm_>
 struct AttentionTile {
   static constexpr int kMTiles = kMTiles_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kKeys = kKeys_;
@@ -47,8 +48,8 @@ struct alignas(16) KvRow {
   const char *k, *v;
 };
 
-// Wide values need kVParts CTAs per item and KV head. Each computes the whole S, and kDV columns of O. These CTAs
-// are adjacent, so the second one reads its keys from the L2 cache.
+// Wide values need kVParts CTAs per item and KV head. Each computes the whole S, and kDV columns of O. These
+// CTAs are adjacent, so the second one reads its keys from the L2 cache.
 template <typename Types_, typename Tile_>
 struct AttentionShape : Types_, Tile_ {
   using Types = Types_;
@@ -83,7 +84,8 @@ struct AttentionShape : Types_, Tile_ {
   static constexpr int kPartialBytes =
       Tile::kKeyWarps > 1 ? Tile::kKeyWarps * Tile::kRows * (kPartialStride + 2) * static_cast<int>(sizeof(float)) : 0;
 
-  // Layout of smem: queries, frequencies, stages of all groups, rotated keys of all groups, tables of all groups.
+  // Layout of smem: queries, frequencies, stages of all groups, rotated keys of all groups, tables of all
+  // groups.
   FLASHINFER_HD static constexpr int shared_bytes(int stages) {
     const int used = table(Tile::kKeyWarps, stages);
     return used > kPartialBytes ? used : kPartialBytes;

@@ -14,8 +14,8 @@
 
 namespace flashinfer::cuda {
 
-// Rows of a warp, and the keys that they may see. Element i of fragment n of S belongs to row 16 m + 8 (i / 2)
-// + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
+// Rows of a warp, and the keys that they may see. Element i of fragment n of S belongs to row 16 m + 8 (i /
+// 2) + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
 template <typename S>
 struct WarpRows {
   const AttentionParams& params;
@@ -142,8 +142,8 @@ __device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, 
   }
 }
 
-// Mask each element by its bit of a 64-bit word. If a lane has more than 64 elements, each of its rows has its own
-// word: e4m3 tiles of 160 keys have 80 elements per lane.
+// Mask each element by its bit of a 64-bit word. If a lane has more than 64 elements, each of its rows has
+// its own word: e4m3 tiles of 160 keys have 80 elements per lane.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void mask_elements(Products<S>& s, const P& params, const Variant& variant,
                                               const WarpRows<S>& warp, int32_t tile_start, float masked_value) {
@@ -189,8 +189,8 @@ __device__ __forceinline__ void mask_tile(Products<S>& s, const P& params, const
   }
 }
 
-// Return the sign by which queries are multiplied. It makes the scale of softmax positive, so the row maxima of S
-// are also those of the scaled logits.
+// Return the sign by which queries are multiplied. It makes the scale of softmax positive, so the row maxima
+// of S are also those of the scaled logits.
 template <typename Variant>
 __device__ __forceinline__ float query_sign(const Variant& variant) {
   if constexpr (!Variant::use_softmax || Variant::transforms_logits) {

@@ -44,8 +44,8 @@ void all_gather(const AllReduceParams& p, const Launch& where) {
   run_shares<T, true>(p, where, is_aligned(p));
 }
 
-// Load the kernels to the current device. A first launch may otherwise wait for running kernels, and those wait for
-// peers.
+// Load the kernels to the current device. A first launch may otherwise wait for running kernels, and those
+// wait for peers.
 template <typename T, int kRanks, bool kTwoShots>
 void load_kernels() {
   constexpr int kVecs = static_cast<int>(2 * sizeof(T));

@@ -1,11 +1,11 @@
 // All-reduce on CUDA in one or two shots, with residual and RMSNorm on request; equations and protocol in
 // common/allreduce.h.
 //
-// Each rank sends its rows to all peers and adds the parts in the order of ranks. In two shots a warp's 32 parts have
-// one owner, so each CTA does a share of the sums. A CTA never waits for another CTA of its own rank except for those
-// of its cluster, and all CTAs are resident, so ranks may have different grids. A row of the norm belongs to a cluster,
-// with one vector per thread, so the form of the sum of squares depends on the row's size only: a row has the same bits
-// in every batch.
+// Each rank sends its rows to all peers and adds the parts in the order of ranks. In two shots a warp's 32
+// parts have one owner, so each CTA does a share of the sums. A CTA never waits for another CTA of its own
+// rank except for those of its cluster, and all CTAs are resident, so ranks may have different grids. A row
+// of the norm belongs to a cluster, with one vector per thread, so the form of the sum of squares depends on
+// the row's size only: a row has the same bits in every batch.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
@@ -23,16 +23,17 @@ namespace flashinfer::cuda {
 
 constexpr int kMaxCluster = 8;
 
-// Partial results of all warps of a cluster. A word has the number of its reduction in the upper half and a float in
-// the lower one. Two rows suffice: a warp stores a word of reduction k + 2 after it has those of k + 1 of all warps,
-// and each of these has read its words of reduction k.
+// Partial results of all warps of a cluster. A word has the number of its reduction in the upper half and a
+// float in the lower one. Two rows suffice: a warp stores a word of reduction k + 2 after it has those of k +
+// 1 of all warps, and each of these has read its words of reduction k.
 struct ClusterWords {
   uint64_t at[2][kMaxCluster * kCommThreads / 32];
 };
 
-// Return the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0. Each warp
-// stores its result in all CTAs, and polls the words of its own CTA. A barrier of the cluster would first wait for the
-// CTA's stores of rows to global memory, and then need a remote load. `number` counts the reductions from 0.
+// Return the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0.
+// Each warp stores its result in all CTAs, and polls the words of its own CTA. A barrier of the cluster would
+// first wait for the CTA's stores of rows to global memory, and then need a remote load. `number` counts the
+// reductions from 0.
 template <bool kSum>
 __device__ __forceinline__ float cluster_reduce(float value, ClusterWords& words, uint32_t& number) {
   const auto over_lanes = [](float x) { return kSum ? lanes_sum<32>(x) : lanes_max<32>(x); };
@@ -62,8 +63,8 @@ __device__ __forceinline__ void store_quantized(void* to, const PartIndex& at, i
   store_part<kAligned>(to, at, row_elements, quantize(values, DType::kFloat8E4M3));
 }
 
-// Return the scale of the group of a part, and store its exponent. Adjacent lanes have the parts of a group, and all
-// lanes of a warp call this. The last group also stores zeros to the unused bytes of its word.
+// Return the scale of the group of a part, and store its exponent. Adjacent lanes have the parts of a group,
+// and all lanes of a warp call this. The last group also stores zeros to the unused bytes of its word.
 template <int kN>
 __device__ __forceinline__ float group_scale(const AllReduceParams& p, const PartIndex& at, bool is_inside,
                                              float maximum) {
@@ -79,13 +80,14 @@ __device__ __forceinline__ float group_scale(const AllReduceParams& p, const Par
   return __uint_as_float(exponent << 23);
 }
 
-// kRanks: number of ranks, or 0 for any. kVecs: parts of a thread in a piece. A piece is a row with the norm, else
-// blockDim.x parts of all rows as one.
+// kRanks: number of ranks, or 0 for any. kVecs: parts of a thread in a piece. A piece is a row with the norm,
+// else blockDim.x parts of all rows as one.
 template <typename T, int kRanks, int kVecs, bool kNorm, bool kAligned, bool kTwoShots>
 __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     allreduce_kernel(const __grid_constant__ KernelParams p) {
   constexpr int kN = kPartElements<T>;
-  // The next piece and the inputs of the norm are loaded before the wait. With kRanks == 0, registers do not suffice.
+  // The next piece and the inputs of the norm are loaded before the wait. With kRanks == 0, registers do not
+  // suffice.
   constexpr bool kAhead = kVecs == 1 && kRanks != 0;
   __shared__ ClusterWords words;
   const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;

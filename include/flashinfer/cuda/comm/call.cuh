@@ -1,8 +1,8 @@
-// Parts of tensors, headers, exchange of words and launch of the kernels of a group. common/allreduce.h describes the
-// protocol.
+// Parts of tensors, headers, exchange of words and launch of the kernels of a group. common/allreduce.h
+// describes the protocol.
 //
-// A CTA never waits for another CTA of its own rank, except in its cluster, and all CTAs are resident, so ranks may
-// have different grids.
+// A CTA never waits for another CTA of its own rank, except in its cluster, and all CTAs are resident, so
+// ranks may have different grids.
 #pragma once
 
 #include <atomic>
@@ -84,7 +84,8 @@ __device__ __forceinline__ void send_headers(const KernelParams& p, int ranks, u
   }
 }
 
-// Send words to all peers, from the next rank on, so that senders share the links. kRanks is 0 for any number.
+// Send words to all peers, from the next rank on, so that senders share the links. kRanks is 0 for any
+// number.
 template <int kRanks>
 __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offset, const uint4& words) {
   const int ranks = kRanks ? kRanks : p.group.ranks;
@@ -92,7 +93,8 @@ __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offse
   for (int distance = 1; distance < ranks; ++distance) ptx::store_relaxed_sys(p.send[distance] + offset, words);
 }
 
-// Wait for the words of all ranks, in the order of ranks, and call use(rank, words). `own` has those of this rank.
+// Wait for the words of all ranks, in the order of ranks, and call use(rank, words). `own` has those of this
+// rank.
 template <int kRanks, typename Use>
 __device__ __forceinline__ void receive_all(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
                                             Failure& failure, const Use& use) {
@@ -131,8 +133,8 @@ __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t o
 // Compare the calls of all ranks, report an error and count the call. All threads of a CTA call it.
 __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint32_t epoch, Failure failure) {
   const int rank = p.group.rank;
-  // Each call advances the epoch words of all CTAs, so calls may have different grids. This load overlaps the loads of
-  // headers.
+  // Each call advances the epoch words of all CTAs, so calls may have different grids. This load overlaps the
+  // loads of headers.
   volatile uint32_t* words = p.group.state->epoch;
   const uint32_t now = threadIdx.x == 0 ? words[blockIdx.x] : epoch;
   if (blockIdx.x == 0 && threadIdx.x < ranks && threadIdx.x != rank) compare_headers(p, threadIdx.x, epoch, failure);

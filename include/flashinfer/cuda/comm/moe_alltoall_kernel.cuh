@@ -1,8 +1,8 @@
 // All-to-all of experts on CUDA; definitions in common/moe_alltoall.h.
 //
-// The kernels that move rows wait for nothing. One CTA between them sends and awaits the headers: the end of a kernel
-// orders its rows before that CTA's fence, and the CTA's end orders what it acquired before the next kernel. So grids
-// may exceed what the GPU holds, and ranks that share a GPU need one resident CTA each.
+// The kernels that move rows wait for nothing. One CTA between them sends and awaits the headers: the end of
+// a kernel orders its rows before that CTA's fence, and the CTA's end orders what it acquired before the next
+// kernel. So grids may exceed what the GPU holds, and ranks that share a GPU need one resident CTA each.
 #pragma once
 
 #include <flashinfer/common/moe_alltoall.h>
@@ -15,8 +15,8 @@ namespace flashinfer::cuda {
 constexpr int kMoeThreads = 256;
 constexpr int kMoeCtas = 8;  // of an SM
 
-// Copy a row to the ranks whose bits are set, from the next rank on, in accesses of a Unit. place(rank) is the row's
-// address. All threads of a CTA call it.
+// Copy a row to the ranks whose bits are set, from the next rank on, in accesses of a Unit. place(rank) is
+// the row's address. All threads of a CTA call it.
 template <typename Unit, typename PlaceOf>
 __device__ __forceinline__ void copy_units(const CommGroup& group, uint32_t ranks, const void* from, int64_t bytes,
                                            const PlaceOf& place) {

@@ -1,8 +1,8 @@
 // Reduce-scatter and all-gather on CUDA; definitions and protocol in common/allreduce.h.
 //
-// The rows of a share are one sequence of parts. In reduce-scatter a CTA sends a piece of each peer's share, and adds
-// the parts of that piece of its own. In all-gather it sends a piece of its own share to all, and stores that piece of
-// theirs.
+// The rows of a share are one sequence of parts. In reduce-scatter a CTA sends a piece of each peer's share,
+// and adds the parts of that piece of its own. In all-gather it sends a piece of its own share to all, and
+// stores that piece of theirs.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
   end_call(p, ranks, epoch, failure);
 }
 
-// Kernels for 2, 4 and 8 ranks are compiled for aligned shares. One kernel serves other numbers and other shares.
+// Kernels for 2, 4 and 8 ranks are compiled for aligned shares. One kernel serves other numbers and other
+// shares.
 template <typename T, bool kGather, int kRanks, bool kAligned>
 void launch_shares(const AllReduceParams& params, const Launch& where) {
   KernelParams p = with_addresses(params);

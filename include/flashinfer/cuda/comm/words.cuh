@@ -1,4 +1,5 @@
-// Words of an inbox on CUDA. A thread stores and polls four at a time. common/allreduce.h describes the protocol.
+// Words of an inbox on CUDA. A thread stores and polls four at a time. common/allreduce.h describes the
+// protocol.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
@@ -25,11 +26,13 @@ __device__ __forceinline__ uint4 words_of(const CallHeader& h) {
 }
 __device__ __forceinline__ CallHeader header_in(const uint4& v) { return {v.x, v.y, v.z, v.w}; }
 
-// State of the waits of a thread: 0, kFailedBefore, or an error that this thread was the first to find and must report.
+// State of the waits of a thread: 0, kFailedBefore, or an error that this thread was the first to find and
+// must report.
 using Failure = uint32_t;
 constexpr Failure kFailedBefore = 1u << 31;
 
-// Return the number of this call. The load bypasses the L1 cache, because other SMs wrote it in the previous call.
+// Return the number of this call. The load bypasses the L1 cache, because other SMs wrote it in the previous
+// call.
 __device__ __forceinline__ uint32_t call_number(const AllReduceParams& p) {
   return ptx::load_relaxed_sys(&p.group.state->epoch[blockIdx.x]);
 }
@@ -44,8 +47,8 @@ __device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError erro
   return is_first ? static_cast<uint32_t>(error) << 8 | rank : kFailedBefore;
 }
 
-// Write the error that this thread found to the host's memory. Called once, at the end: in the waits, the code would
-// be inlined once per rank.
+// Write the error that this thread found to the host's memory. Called once, at the end: in the waits, the
+// code would be inlined once per rank.
 __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure failure, uint32_t epoch) {
   if (failure == 0 || failure == kFailedBefore) return;
   int rank = failure & 0xff;
@@ -66,17 +69,17 @@ __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure
   ptx::store_relaxed_sys(&p.group.report->error, failure >> 8);
 }
 
-// Return true if the host aborts. Only one of all waiting threads reads the host's memory in each period of 65 us. A
-// read takes 0.5 us. When each warp read it, a sum of 1 MiB took 1 ms (two H100).
+// Return true if the host aborts. Only one of all waiting threads reads the host's memory in each period of
+// 65 us. A read takes 0.5 us. When each warp read it, a sum of 1 MiB took 1 ms (two H100).
 __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t time) {
   uint32_t* abort_read_time = &p.group.state->abort_read_time;
   return *reinterpret_cast<volatile uint32_t*>(abort_read_time) != time && atomicExch(abort_read_time, time) != time &&
          ptx::load_relaxed_sys(&p.group.report->abort) != 0u;
 }
 
-// Return a failure if a wait for `sender` must end: another wait has failed, the sender makes another call, the host
-// aborts, or the timeout has passed. The first check sets `began`, in units of 65 us: a 64-bit time would spill a
-// register.
+// Return a failure if a wait for `sender` must end: another wait has failed, the sender makes another call,
+// the host aborts, or the timeout has passed. The first check sets `began`, in units of 65 us: a 64-bit time
+// would spill a register.
 __device__ __forceinline__ Failure check_wait(const AllReduceParams& p, int sender, uint32_t epoch, uint32_t& began) {
   if (const Failure before = earlier_failure(p)) return before;
   const uint4 theirs = ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, sender, epoch));
@@ -88,9 +91,9 @@ __device__ __forceinline__ Failure check_wait(const AllReduceParams& p, int send
   return time - began > p.group.timeout_ns >> 16 ? fail(p, CommError::kTimedOut, sender) : 0;
 }
 
-// Polls four words of `sender` at `from` until all are data. `words` is the result of the first load. After a failure,
-// returns empty words, which are NaN, and later waits of this thread return at once. It is inlined, because kernels
-// spilled registers around a call.
+// Polls four words of `sender` at `from` until all are data. `words` is the result of the first load. After a
+// failure, returns empty words, which are NaN, and later waits of this thread return at once. It is inlined,
+// because kernels spilled registers around a call.
 __device__ __forceinline__ uint4 wait_for(const AllReduceParams& p, uint4 words, const uint8_t* from, int sender,
                                           uint32_t epoch, Failure& failure) {
   if (failure == 0 && !has_arrived(words)) {

@@ -76,7 +76,8 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// Return its inputs: the caller has computed the gates. StepGate of step/step.cuh computes them from raw values.
+// Return its inputs: the caller has computed the gates. StepGate of step/step.cuh computes them from raw
+// values.
 struct IdentityGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
   __device__ __forceinline__ float row_gate(float g, int) const { return g; }
@@ -245,8 +246,8 @@ struct DeltaTokens {
   };
 };
 
-// A range of columns of a head's state in a tensor of states. It is passed by value, so that the callee has it in
-// registers.
+// A range of columns of a head's state in a tensor of states. It is passed by value, so that the callee has
+// it in registers.
 struct DeltaStateView {
   int64_t start;
   int row_stride, column_stride;  // in elements of a state, which has fewer than 2^31

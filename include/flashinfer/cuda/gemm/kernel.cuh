@@ -12,7 +12,8 @@
 
 namespace flashinfer::cuda {
 
-// Store two adjacent results, or only the first without has_second. as_pair: alignment allows one store for both.
+// Store two adjacent results, or only the first without has_second. as_pair: alignment allows one store for
+// both.
 template <typename T>
 __device__ __forceinline__ void store_results(T* to, float first, float second, bool has_second, bool as_pair) {
   if (as_pair && has_second) {

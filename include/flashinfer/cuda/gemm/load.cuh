@@ -1,5 +1,5 @@
-// Load the tiles of A and B of a step of k into smem, through registers. Widen 8-bit elements. Elements after the end
-// of a row, column or block of k are zero.
+// Load the tiles of A and B of a step of k into smem, through registers. Widen 8-bit elements. Elements after
+// the end of a row, column or block of k are zero.
 #pragma once
 
 #include <cstdint>

@@ -10,9 +10,9 @@
 
 namespace flashinfer::cuda {
 
-// Tile of kRows x kColumns with kDepth elements of k per step. 8-bit elements are half_t in smem, which has each
-// exactly. kKMajor: elements of b are contiguous along k, else along columns. kScaled: each block of k has its own
-// scale factors.
+// Tile of kRows x kColumns with kDepth elements of k per step. 8-bit elements are half_t in smem, which has
+// each exactly. kKMajor: elements of b are contiguous along k, else along columns. kScaled: each block of k
+// has its own scale factors.
 template <typename TA, typename TB, int kTileRows, bool kKMajor_, bool kScaled_>
 struct GemmShape {
   using A = TA;
@@ -45,8 +45,8 @@ struct GemmTile {
   int32_t column;
 };
 
-// Tile scheduler. Tiles are ordered by group, then by strip of columns, then by rows, so a strip of b is read from gmem
-// once. Every warp runs its own scheduler, over 32 groups at a time.
+// Tile scheduler. Tiles are ordered by group, then by strip of columns, then by rows, so a strip of b is read
+// from gmem once. Every warp runs its own scheduler, over 32 groups at a time.
 template <int kTileRows, int kTileColumns>
 class GemmTiles {
  public:

@@ -3,8 +3,8 @@
 // libcuda.
 //
 // A descriptor's memory lives until the last mapping and handle of any process are gone, so the death of one
-// process unmaps nothing of another. Memory of cudaIpc has no such promise: it serves where descriptors cannot
-// be passed on.
+// process unmaps nothing of another. Memory of cudaIpc has no such promise: it serves where descriptors
+// cannot be passed on.
 #pragma once
 
 #include <cuda.h>

@@ -57,8 +57,8 @@ CUtensorMap tensor_map(CUtensorMapDataType type, int64_t element_bytes, const Ma
   constexpr CUtensorMapSwizzle kSwizzle = kWidth == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                           : kWidth == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                          : CU_TENSOR_MAP_SWIZZLE_32B;
-  // The driver's call needs a current context, and a thread that has called no runtime function has none (autograd's
-  // threads begin so: error 201). Setting the thread's device makes the primary context current.
+  // The driver's call needs a current context, and a thread that has called no runtime function has none
+  // (autograd's threads begin so: error 201). Setting the thread's device makes the primary context current.
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || cudaSetDevice(device) != cudaSuccess)
     throw std::runtime_error("tensor map: this thread's device cannot be set");

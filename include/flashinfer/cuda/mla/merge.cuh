@@ -1,8 +1,8 @@
 // Merge of the partial states of rows whose keys were split:
 //   m = max_i m_i,   l = sum_i 2^(m_i - m) l_i,   O = (1 / l) sum_i 2^(m_i - m) O_i
-// Few rows may have as many partial states each as the GPU has SMs: a CTA then merges a quarter of the columns of a
-// row, and its warps divide the partial states. Many rows have few partial states each: a warp then merges half of a
-// row.
+// Few rows may have as many partial states each as the GPU has SMs: a CTA then merges a quarter of the
+// columns of a row, and its warps divide the partial states. Many rows have few partial states each: a warp
+// then merges half of a row.
 #pragma once
 
 #include <algorithm>
@@ -59,8 +59,8 @@ template <typename T>
 __global__ void __launch_bounds__(32 * kMlaMergeWarps, kMlaMergeResident)
     mla_merge_kernel(const __grid_constant__ MlaParams params) {
   __shared__ MlaMergeMemory memory;
-  // The plan may be read before wait_for_inputs(): the attention kernel launches this one after its own wait for the
-  // plan. The partial states may not, because the attention kernel writes them.
+  // The plan may be read before wait_for_inputs(): the attention kernel launches this one after its own wait
+  // for the plan. The partial states may not, because the attention kernel writes them.
   uint32_t number = blockIdx.x;
   MergeItem item = params.merge(MergeRow::merge_of(params, number / kMlaQuarters));
   const auto rows = static_cast<uint32_t>(params.num_merges()) * params.slot_rows;

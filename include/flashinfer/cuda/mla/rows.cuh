@@ -1,5 +1,5 @@
-// Rows of a tile of multi-head latent attention. A row is one head of one query token. They know their queries, their
-// visible keys and the addresses of their results.
+// Rows of a tile of multi-head latent attention. A row is one head of one query token. They know their
+// queries, their visible keys and the addresses of their results.
 #pragma once
 
 #include <cstdint>

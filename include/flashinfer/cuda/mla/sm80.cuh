@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(S::kThreads, 1) mla_kernel(const __grid_consta
   profiler.finish();
 }
 
-// Tiles by the smem of a GPU: 64 rows and 64 keys if they fit, otherwise 64 rows and 32 keys, otherwise 32 rows.
+// Tiles by the smem of a GPU: 64 rows and 64 keys if they fit, otherwise 64 rows and 32 keys, otherwise 32
+// rows.
 template <typename KV, bool kScaled = false>
 using MlaWide = MlaShape<64, 64, 2, KV, kScaled>;
 template <typename KV, bool kScaled = false>

@@ -1,4 +1,5 @@
-// Shapes of the portable kernel of multi-head latent attention: its tile, its smem, and the lanes that copy a row.
+// Shapes of the portable kernel of multi-head latent attention: its tile, its smem, and the lanes that copy a
+// row.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace flashinfer::cuda::sm80 {
 
-// kKeys: keys of a tile. kStages: tiles in smem, 1 or 2. kScaled: each latent has scales, copied with its tile.
+// kKeys: keys of a tile. kStages: tiles in smem, 1 or 2. kScaled: each latent has scales, copied with its
+// tile.
 template <int kRows_, int kKeys_, int kStages_, typename KV_, bool kScaled_ = false>
 struct MlaShape {
   using KV = KV_;
@@ -19,9 +21,10 @@ struct MlaShape {
   static constexpr int kCopiedBytes = sizeof(KV) * (kMlaCkv + kMlaKpe), kCopiedUnits = kCopiedBytes / 16;
   // For S, a warp has 16 rows and half of the keys. For O, it has 32 rows and kColumns columns.
   static constexpr int kSWarps = kRows / 16 * 2, kHalf = kKeys / 2, kColumns = kMlaCkv * (kRows / 32) / 8;
-  // With kSplitsHeadDim, two warps compute S of 32 rows and the same half of the keys. Each sums over half of the head
-  // dimension, and they exchange the sums of 16 rows. That loads only three quarters of the fragments. The exchange
-  // uses smem of the next tile, so the last kLateRows rows of that tile are copied later.
+  // With kSplitsHeadDim, two warps compute S of 32 rows and the same half of the keys. Each sums over half of
+  // the head dimension, and they exchange the sums of 16 rows. That loads only three quarters of the
+  // fragments. The exchange uses smem of the next tile, so the last kLateRows rows of that tile are copied
+  // later.
   static constexpr bool kSplitsHeadDim = kRows == 64 && kKeys == 64 && kStages == 2;
   static constexpr int kPairRows = kSplitsHeadDim ? 32 : 16, kExchangeBytes = 16 * kHalf * 4;  // of a warp
   static constexpr int kLateRows = kSplitsHeadDim ? (8 * kExchangeBytes / kCopiedBytes + 16) / 16 * 16 : 0;
@@ -37,8 +40,8 @@ struct MlaShape {
   static_assert(kWidens || !kScaled, "scales are applied when latents are widened");
 };
 
-// Softmax state of rows in smem. of_half: row maxima over each half of the keys, and at the end l of each half.
-// rescale: the factor of O.
+// Softmax state of rows in smem. of_half: row maxima over each half of the keys, and at the end l of each
+// half. rescale: the factor of O.
 template <typename S>
 struct MlaState {
   float of_half[2][S::kRows], rescale[S::kRows];
@@ -51,16 +54,16 @@ struct RowLane {
   static_assert(kLanes == 4 || kLanes == 8, "the lanes of a row read whole 32-byte sectors");
   int row, unit;
 
-  // Eight lanes store at a time, without bank conflicts if they hit all banks. If they have two rows, swizzled rows
-  // must be four apart, and unswizzled rows must be adjacent.
+  // Eight lanes store at a time, without bank conflicts if they hit all banks. If they have two rows,
+  // swizzled rows must be four apart, and unswizzled rows must be adjacent.
   __device__ __forceinline__ explicit RowLane(bool swizzled) {
     const int index = static_cast<int>(threadIdx.x) / kLanes;
     row = swizzled && kLanes == 4 ? (index & ~7) | (index % 2 * 4 + index / 2 % 4) : index;
     unit = static_cast<int>(threadIdx.x) % kLanes;
   }
 
-  // Copy this lane's units of a latent and of its rotary key, or zeros if `valid` is false. kSwizzled: `to` is the
-  // start of swizzled rows of `S`.
+  // Copy this lane's units of a latent and of its rotary key, or zeros if `valid` is false. kSwizzled: `to`
+  // is the start of swizzled rows of `S`.
   template <typename S, bool kSwizzled, typename E>
   __device__ __forceinline__ void copy(uint32_t to, const E* latent, const E* rotary, bool valid) const {
     constexpr int kEach = 16 / sizeof(E), kLatent = kMlaCkv / kEach, kRotary = kMlaKpe / kEach;

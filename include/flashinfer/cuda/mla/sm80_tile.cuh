@@ -1,8 +1,9 @@
 // The mainloop of the portable kernel of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). For
 // each tile of keys:
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
-// A row of the cache is in smem once, as key and as value. 8-bit rows are copied unchanged, then widened to 16 bits and
-// multiplied by their scales in float. For S, warps divide rows and keys. For O, they divide rows and columns.
+// A row of the cache is in smem once, as key and as value. 8-bit rows are copied unchanged, then widened to
+// 16 bits and multiplied by their scales in float. For S, warps divide rows and keys. For O, they divide rows
+// and columns.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +67,8 @@ struct MlaTile {
     return key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(params.kv.page_size.div(key))] : -1;
   }
 
-  // Return true if this thread's row of the next tile overlaps the exchange buffer. It is copied after the exchange.
+  // Return true if this thread's row of the next tile overlaps the exchange buffer. It is copied after the
+  // exchange.
   __device__ __forceinline__ bool copies_late() const { return key_lane.row >= S::kKeys - S::kLateRows; }
   __device__ __forceinline__ uint32_t exchange_address(int tile, int to_warp) const {
     return stage(tile + 1) + (S::kKeys - S::kLateRows) * S::kCopiedBytes + to_warp * S::kExchangeBytes + lane * 16;
@@ -132,8 +134,8 @@ struct MlaTile {
     q.at = Swizzle<S::kBytes>::chunk(q.at, 4 * part), k.at = Swizzle<S::kBytes>::chunk(k.at, 4 * part);
 #pragma unroll
     for (int i = 0; i < S::kBytes / 32; ++i) {
-      // 8-bit rotary keys have another scale than latents. They come first, and their sums are then multiplied once by
-      // the ratio of both scales.
+      // 8-bit rotary keys have another scale than latents. They come first, and their sums are then
+      // multiplied once by the ratio of both scales.
       const int step = S::kWidens ? (i + kMlaCkv / 16) % (S::kBytes / 32) : i;
       if constexpr (S::kWidens) {
         if (i == kMlaKpe / 16) {
@@ -198,8 +200,8 @@ struct MlaTile {
     }
   }
 
-  // Compute P of 16 rows and half of the keys, and store it to smem. m is updated lazily, only if an element of P
-  // would exceed 2^8. O and l are then rescaled.
+  // Compute P of 16 rows and half of the keys, and store it to smem. m is updated lazily, only if an element
+  // of P would exceed 2^8. O and l are then rescaled.
   __device__ __forceinline__ void exponentiate(int tile, float (&m)[2], float (&l)[2], int32_t& page) const {
     const int half = logit_half(), row0 = logit_row();
     // Uniform over two warps that exchange sums: both compute S, or neither.

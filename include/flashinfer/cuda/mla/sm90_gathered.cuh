@@ -1,5 +1,5 @@
-// Mainloop of a consumer warpgroup if rows are gathered. Left and right are those of sm90_tile.cuh. For each pair of
-// blocks a, b:
+// Mainloop of a consumer warpgroup if rows are gathered. Left and right are those of sm90_tile.cuh. For each
+// pair of blocks a, b:
 //
 //   left                                                  right
 //   m over a and P_a, sent to right                       receives m of left; m over b and P_b, sent to left
@@ -7,8 +7,8 @@
 //   receives m of right; O += P_b V_b                     O += P_b V_b, P_b in registers
 //   S of the next a                                       S of the next b
 //
-// Each warpgroup stores P to smem before it rescales O. P is relative to the sender's m, so right adds P_a V_a before
-// it rescales O for maxima that it has raised itself.
+// Each warpgroup stores P to smem before it rescales O. P is relative to the sender's m, so right adds P_a
+// V_a before it rescales O for maxima that it has raised itself.
 #pragma once
 
 #include <cstdint>
@@ -71,8 +71,8 @@ struct MlaGatheredConsumer : MlaConsumer<T, kGroup, true, Track> {
     profiler.switch_to(Event::kWaitWeights);
     ptx::named_barrier<256>(kMlaPReadyA);
     profiler.switch_to(Event::kGemmPv);
-    // If this warpgroup has raised m, P_a is relative to the older m. The branch is uniform over the four warps,
-    // because a wgmma belongs to the whole warpgroup.
+    // If this warpgroup has raised m, P_a is relative to the older m. The branch is uniform over the four
+    // warps, because a wgmma belongs to the whole warpgroup.
     volatile const int* raised = shared.raised(kGroup);
     if (raised[0] | raised[1] | raised[2] | raised[3]) {
       multiply_other();

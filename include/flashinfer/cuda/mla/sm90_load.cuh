@@ -13,7 +13,8 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Tensor maps of the caches, with dimensions element, token of the page, page. A box has 64 elements of `rows` tokens.
+// Tensor maps of the caches, with dimensions element, token of the page, page. A box has 64 elements of
+// `rows` tokens.
 struct MlaMaps {
   CUtensorMap ckv, kpe;
   int32_t rows;
@@ -26,7 +27,8 @@ __device__ __forceinline__ void mla_load_side(const MlaParams& params, const Mla
   const int chunks = side ? kMlaChunks - kMlaSideChunks : kMlaSideChunks, parts = kMlaKeys / maps.rows;
   const int chunk = lane / parts + side * kMlaSideChunks, part = lane % parts;
   const int32_t key = item.kv_start + block * kMlaKeys + part * maps.rows;
-  // After the end the page is out of bounds, so TMA writes zeros. The look-up precedes the wait to hide its latency.
+  // After the end the page is out of bounds, so TMA writes zeros. The look-up precedes the wait to hide its
+  // latency.
   uint32_t number, row;
   params.kv.page_size.divmod(static_cast<uint32_t>(key), number, row);
   const int32_t page = key < item.kv_end ? params.kv.indices[first_page + static_cast<int32_t>(number)]

@@ -1,8 +1,9 @@
 // Shared memory and barriers of the Hopper kernel of multi-head latent attention.
 //
-// Two consumer warpgroups compute 64 rows, each half of the columns of O. A third warpgroup is the producer. smem
-// holds two blocks of 64 keys, a and b. Warpgroup 0 computes S of a, warpgroup 1 S of b, and both multiply P of both
-// blocks by V. A block has nine chunks of 64 columns. The first eight are key and value, the last is the rotary key.
+// Two consumer warpgroups compute 64 rows, each half of the columns of O. A third warpgroup is the producer.
+// smem holds two blocks of 64 keys, a and b. Warpgroup 0 computes S of a, warpgroup 1 S of b, and both
+// multiply P of both blocks by V. A block has nine chunks of 64 columns. The first eight are key and value,
+// the last is the rotary key.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ constexpr int kMlaRows = 64, kMlaKeys = 64, kMlaThreads = 384;
 constexpr int kMlaChunks = (kMlaCkv + kMlaKpe) / 64;
 constexpr int kMlaSideChunks = 4;    // chunks of a side
 enum MlaBlock { kBlockA, kBlockB };  // the two blocks in shared memory
-// Sides of a block: the columns of warpgroup 0, those of warpgroup 1, and the rotary chunk. The consumers release
-// them at different times. TMA loads the rotary chunk together with the right side.
+// Sides of a block: the columns of warpgroup 0, those of warpgroup 1, and the rotary chunk. The consumers
+// release them at different times. TMA loads the rotary chunk together with the right side.
 enum MlaSide { kMlaLeftSide, kMlaRightSide, kMlaRopeSide, kMlaSides };
 // Return the first chunk of a side. For kMlaSides it is the number of chunks.
 FLASHINFER_HD constexpr int mla_first_chunk(int side) { return side < kMlaSides ? side * kMlaSideChunks : kMlaChunks; }
@@ -29,8 +30,8 @@ template <bool kGather>
 constexpr int kMlaConsumerRegisters = kGather ? 224 : 232;
 using MlaChunk = ChunkedTile<64>;
 
-// Named barriers. kMlaMax*: row maxima of a or b are in smem. kMlaP*: P of a or b is in smem. kMlaConsumer + group and
-// kMlaProducer synchronise the threads of one warpgroup.
+// Named barriers. kMlaMax*: row maxima of a or b are in smem. kMlaP*: P of a or b is in smem. kMlaConsumer +
+// group and kMlaProducer synchronise the threads of one warpgroup.
 enum MlaBarrier {
   kMlaMaxReadyA = 1,
   kMlaMaxReadyB,
@@ -60,8 +61,8 @@ struct MlaShared {
   __device__ __forceinline__ uint32_t empty(int buffer, int side) const {
     return start + kBarriersAt + 8 * (2 * kMlaChunks + kMlaSides * buffer + side);
   }
-  // Row maxima that a consumer sends to the other: the factor of O of each row, and a flag per warp that has raised
-  // a maximum. Both consumers share row_maxima().
+  // Row maxima that a consumer sends to the other: the factor of O of each row, and a flag per warp that has
+  // raised a maximum. Both consumers share row_maxima().
   __device__ __forceinline__ float* factors(int group) const {
     return reinterpret_cast<float*>(memory + kStateAt) + group * kMlaRows;
   }
@@ -93,9 +94,9 @@ __device__ __forceinline__ int mla_pairs(const WorkItem& item) {
   return length <= 0 ? 1 : (length + 2 * kMlaKeys - 1) / (2 * kMlaKeys);
 }
 
-// Return true if the producer gathers rows by cp.async instead of TMA. TMA is slower with boxes of fewer than 32
-// rows. A tensor map needs at least one page and positive strides, but a cache may be empty, and rotary keys that a
-// model does not have are one row with stride 0.
+// Return true if the producer gathers rows by cp.async instead of TMA. TMA is slower with boxes of fewer than
+// 32 rows. A tensor map needs at least one page and positive strides, but a cache may be empty, and rotary
+// keys that a model does not have are one row with stride 0.
 inline bool mla_is_gathered(const KvCache& kv) {
   return kv.page_size.divisor % 32 != 0 || kv.num_pages == 0 || kv.k_row == 0 || kv.v_row == 0;
 }

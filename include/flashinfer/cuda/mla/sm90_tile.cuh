@@ -1,5 +1,6 @@
-// Mainloop of a consumer warpgroup of multi-head latent attention. Warpgroup 0 is "left": it computes S of block a
-// and columns 0-255 of O. Warpgroup 1 is "right": it computes S of block b and columns 256-511. For each pair a, b:
+// Mainloop of a consumer warpgroup of multi-head latent attention. Warpgroup 0 is "left": it computes S of
+// block a and columns 0-255 of O. Warpgroup 1 is "right": it computes S of block b and columns 256-511. For
+// each pair a, b:
 //
 //   left                                                  right
 //   m over a, sent to right; P_a                          receives m of left; m over b, sent to left; P_b
@@ -7,8 +8,8 @@
 //   receives m of right; stores P_a to smem               O += P_a V_a
 //   O += P_b V_b; S of the next a                         S of the next b
 //
-// P = 2^(S - m). m (row_max) is updated lazily: only if an element of P would exceed 2^8. O and l are then rescaled.
-// That happens mostly in the first blocks.
+// P = 2^(S - m). m (row_max) is updated lazily: only if an element of P would exceed 2^8. O and l are then
+// rescaled. That happens mostly in the first blocks.
 #pragma once
 
 #include <cstdint>
@@ -84,8 +85,8 @@ struct MlaConsumer {
     }
   }
 
-  // S (+)= Q K^T over chunks [kFrom, kTo) of this warpgroup's block. kFirst: S starts at 0. kThen: the profiler event
-  // after the wait for keys.
+  // S (+)= Q K^T over chunks [kFrom, kTo) of this warpgroup's block. kFirst: S starts at 0. kThen: the
+  // profiler event after the wait for keys.
   template <int kFrom, int kTo, bool kFirst, Event kThen = Event::kGemmQk>
   __device__ __forceinline__ void multiply_keys(uint32_t parity) {
 #pragma unroll
@@ -370,7 +371,8 @@ struct MlaConsumer {
   }
 };
 
-// Compute an item. The last pair is peeled off the loop, because no wgmma may be under a condition in the loop.
+// Compute an item. The last pair is peeled off the loop, because no wgmma may be under a condition in the
+// loop.
 template <typename Group>
 __device__ __forceinline__ void mla_attend(Group&& group, int pairs) {
   group.prologue();

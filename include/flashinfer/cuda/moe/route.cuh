@@ -1,5 +1,5 @@
-// Routing: a warp chooses the top_k experts of a token, one after the other. Each is the best of those that follow the
-// previous one in the order of descending keys and ascending numbers.
+// Routing: a warp chooses the top_k experts of a token, one after the other. Each is the best of those that
+// follow the previous one in the order of descending keys and ascending numbers.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ __device__ __forceinline__ void argmax_over_warp(uint32_t& key, int& number) {
   key = best;
 }
 
-// Routing of one token. Lane l has the experts l, l + 32, and so on: kPerLane keys in registers. With kPerLane = 0
-// there may be any number of experts, and the logits are reread on every use.
+// Routing of one token. Lane l has the experts l, l + 32, and so on: kPerLane keys in registers. With
+// kPerLane = 0 there may be any number of experts, and the logits are reread on every use.
 template <typename T, int kPerLane>
 struct TokenRoute {
   const RouteParams& p;
@@ -103,8 +103,8 @@ struct TokenRoute {
         first = max(first, key);
       });
       const uint32_t best = __reduce_max_sync(kAllLanes, first);
-      // The second best expert: the best over the second keys of one holder of the best and the first keys of all other
-      // lanes.
+      // The second best expert: the best over the second keys of one holder of the best and the first keys of
+      // all other lanes.
       const unsigned holders = __ballot_sync(kAllLanes, first == best);
       const uint32_t other = lane == __ffs(holders) - 1 ? second : first;
       const uint32_t next = __reduce_max_sync(kAllLanes, other);

@@ -1,5 +1,6 @@
-// Stable counting sort of slots by expert. Each warp counts the slots of each expert in its range. A scan turns the
-// counts into first rows, and each warp scatters its slots to them. The number of rows stays on the device.
+// Stable counting sort of slots by expert. Each warp counts the slots of each expert in its range. A scan
+// turns the counts into first rows, and each warp scatters its slots to them. The number of rows stays on the
+// device.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ inline int sort_warps(int experts) {
   return fits < 1 ? 1 : fits < 8 ? static_cast<int>(fits) : 8;
 }
 
-// Call body(slot, expert, rank, same_expert) for slots [begin, end) of a warp, 32 at a time, with all lanes. expert
-// is -1 in lanes without a slot. rank counts the earlier slots of the same expert among the 32, and
+// Call body(slot, expert, rank, same_expert) for slots [begin, end) of a warp, 32 at a time, with all lanes.
+// expert is -1 in lanes without a slot. rank counts the earlier slots of the same expert among the 32, and
 // `same_expert` has a bit for each lane of that expert.
 template <typename Body>
 __device__ __forceinline__ void for_slots(const SortParams& p, int64_t begin, int64_t end, const Body& body) {
@@ -54,8 +55,8 @@ __device__ __forceinline__ void scatter_slots(const SortParams& p, int64_t begin
   });
 }
 
-// Turn counts [ranges, experts + 1] into the first row of each expert in each range, and write indptr. All threads of
-// the CTA call this. `partial` has 32 entries.
+// Turn counts [ranges, experts + 1] into the first row of each expert in each range, and write indptr. All
+// threads of the CTA call this. `partial` has 32 entries.
 __device__ __forceinline__ void scan_counts(const SortParams& p, int32_t* counts, int64_t ranges, int32_t* partial) {
   const int buckets = p.experts + 1, threads = blockDim.x, thread = threadIdx.x;
   int32_t before = 0;  // number of slots of the experts of earlier steps

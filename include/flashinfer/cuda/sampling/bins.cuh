@@ -11,8 +11,8 @@ struct FoundBin {
   uint64_t value;     // value of the bin
 };
 
-// Return the first position at which the running sum reaches `need`, or `last` if all values are 0. A thread has kN
-// positions, from threadIdx.x * kN on.
+// Return the first position at which the running sum reaches `need`, or `last` if all values are 0. A thread
+// has kN positions, from threadIdx.x * kN on.
 template <int kN>
 __device__ __forceinline__ FoundBin find_bin(const uint64_t (&values)[kN], uint64_t need, uint32_t last) {
   const int lane = lane_id(), warp = threadIdx.x / 32;
@@ -61,8 +61,8 @@ struct Bins {
   }
 };
 
-// Weight of an element: an integer of 2 * bits bits. A bin sums its lower and upper half in two words, so neither
-// overflows.
+// Weight of an element: an integer of 2 * bits bits. A bin sums its lower and upper half in two words, so
+// neither overflows.
 struct Weights {
   float first, second;  // two factors, because their product may not fit into a float
   int bits;
@@ -82,8 +82,8 @@ struct Weights {
   __device__ __forceinline__ uint64_t sum(uint32_t low, uint32_t high) const { return (uint64_t{high} << bits) + low; }
 };
 
-// Return the weight of x in a histogram whose weights sum to 2^30: x / total * 2^30, rounded. `share` divides by
-// total * 2^-30.
+// Return the weight of x in a histogram whose weights sum to 2^30: x / total * 2^30, rounded. `share` divides
+// by total * 2^-30.
 __device__ __forceinline__ uint32_t share_weight(float x, Normalizer share) {
   // The addition rounds, unless the integer takes more than 23 bits.
   const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
@@ -96,9 +96,9 @@ struct ThresholdKey {
   uint64_t value;
 };
 
-// Return the largest threshold at which the sum of kept elements reaches `target`. kept(key) returns the exact sum of
-// the elements >= key. `guess` comes from rounded sums, so it may be wrong by a few elements. The search starts there
-// with steps that grow eightfold, then bisects.
+// Return the largest threshold at which the sum of kept elements reaches `target`. kept(key) returns the
+// exact sum of the elements >= key. `guess` comes from rounded sums, so it may be wrong by a few elements.
+// The search starts there with steps that grow eightfold, then bisects.
 template <typename Kept>
 __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_sum, uint32_t max_key, double target,
                                                   FixedPoint fixed, const Kept& kept) {
@@ -114,9 +114,9 @@ __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_su
   return __uint_as_float(from);
 }
 
-// Return the exact threshold. A histogram of rounded weights (`mass` corresponds to 2^30) has found its bin: `above` is
-// the weight of all bins above it, `high` its last key. edge_of(need) searches the bin. If rounding led to a wrong
-// element, the exact sum above the bin corrects `need`.
+// Return the exact threshold. A histogram of rounded weights (`mass` corresponds to 2^30) has found its bin:
+// `above` is the weight of all bins above it, `high` its last key. edge_of(need) searches the bin. If
+// rounding led to a wrong element, the exact sum above the bin corrects `need`.
 template <typename FindKey, typename Kept>
 __device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,
                                                  uint32_t high, uint32_t max_key, double target, FixedPoint fixed,

@@ -1,10 +1,10 @@
-// Draws with filters that keep few elements, and without filters. The row is read once. That pass collects the
-// elements that a filter may keep.
+// Draws with filters that keep few elements, and without filters. The row is read once. That pass collects
+// the elements that a filter may keep.
 //
 // The first chunks give a lower bound of the threshold: for top-k the k-th largest of their lanes' maxima,
 // for min-p a share of the largest element. Elements that reach the bound are collected with their positions.
-// Sums over kept elements then have the order of common/fixed_sum.h without rereading the row. If too many elements
-// reach the bound, the row is reread.
+// Sums over kept elements then have the order of common/fixed_sum.h without rereading the row. If too many
+// elements reach the bound, the row is reread.
 #pragma once
 
 #include <type_traits>
@@ -44,8 +44,8 @@ struct FewRow : PipelinedRow {
     append(one, 0), append(other, 16);
   }
 
-  // Read the row and return its largest element, or NaN if the row contains one. Collect the elements that a filter
-  // may keep. Sum the chunks of probabilities. Call also(pair) for each pair.
+  // Read the row and return its largest element, or NaN if the row contains one. Collect the elements that a
+  // filter may keep. Sum the chunks of probabilities. Call also(pair) for each pair.
   template <bool kLogits, typename Also>
   __device__ __forceinline__ float stream(const Source& source, const Source& next, const Filters& f,
                                           const Also& also) {
@@ -142,8 +142,8 @@ struct FewRow : PipelinedRow {
     return totals(row.fixed).real();
   }
 
-  // Return the largest key in [least, most] such that the elements with this key or a larger one hold the share p of
-  // the row. The elements from `least` on hold it.
+  // Return the largest key in [least, most] such that the elements with this key or a larger one hold the
+  // share p of the row. The elements from `least` on hold it.
   __device__ __forceinline__ uint32_t top_p_among(uint32_t count, double p, const Totals& row, uint32_t least,
                                                   uint32_t max_key) {
     if (!(p > 0)) return max_key;

@@ -1,5 +1,6 @@
-// Verification of draft tokens (Leviathan et al., 2023). Tokens are accepted in order up to the first rejection.
-// One more token is drawn from max(target - draft, 0) there, or from the target after the last draft.
+// Verification of draft tokens (Leviathan et al., 2023). Tokens are accepted in order up to the first
+// rejection. One more token is drawn from max(target - draft, 0) there, or from the target after the last
+// draft.
 #pragma once
 
 #include <flashinfer/cuda/sampling/rows.cuh>

@@ -71,8 +71,8 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x, const F& value) {
   float s[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) s[c] = (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
-  // Reduce-scatter four sums: over lanes 16 apart, two sums per lane remain. Over lanes 8 apart, one remains. Then add
-  // that sum over the other lanes.
+  // Reduce-scatter four sums: over lanes 16 apart, two sums per lane remain. Over lanes 8 apart, one remains.
+  // Then add that sum over the other lanes.
   const bool high = lane & 16, odd = lane & 8;
   const float a = (high ? s[2] : s[0]) + __shfl_xor_sync(kAllLanes, high ? s[0] : s[2], 16);
   const float b = (high ? s[3] : s[1]) + __shfl_xor_sync(kAllLanes, high ? s[1] : s[3], 16);
@@ -99,8 +99,8 @@ __device__ __forceinline__ Sums first_sums(const Chunk& x, const F& value) {
   return s;
 }
 
-// Return the sum of one of two chunks from first_sums() of both: of the first chunk in lanes below 16, of the second
-// in the others.
+// Return the sum of one of two chunks from first_sums() of both: of the first chunk in lanes below 16, of the
+// second in the others.
 __device__ __forceinline__ float pair_sum(const Sums& first, const Sums& second) {
   const int lane = lane_id();
   const bool high = lane & 16, eight = lane & 8, four = lane & 4;
@@ -164,8 +164,8 @@ __device__ __forceinline__ float pair_max(const Chunk& first, const Chunk& secon
 // Return the size in bytes of an element of a row.
 __device__ __forceinline__ int size_of_row_type(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-// Load with ld.global, because the compiler loses the address space of pointers in structs. `reread` sets an L2 hint
-// that keeps the line longer.
+// Load with ld.global, because the compiler loses the address space of pointers in structs. `reread` sets an
+// L2 hint that keeps the line longer.
 template <typename T>
 __device__ __forceinline__ Vec<T, 4> read4(const T* from, bool reread) {
   using Raw = typename RawVec<4 * sizeof(T)>::Type;

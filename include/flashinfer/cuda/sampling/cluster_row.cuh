@@ -1,12 +1,12 @@
 // A row of the vocabulary, distributed over a cluster of CTAs.
 //
-// Each CTA owns a range of the row's chunks. Its last chunks are resident in smem, as many as fit. Each pass rereads
-// the other chunks from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the smem of every CTA.
-// After one barrier, each CTA has the sums and maxima of the whole row, so all CTAs take the same decisions. Longer
-// rows are not resident: each pass rereads them, without maxima.
+// Each CTA owns a range of the row's chunks. Its last chunks are resident in smem, as many as fit. Each pass
+// rereads the other chunks from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the smem
+// of every CTA. After one barrier, each CTA has the sums and maxima of the whole row, so all CTAs take the
+// same decisions. Longer rows are not resident: each pass rereads them, without maxima.
 //
-// A ClusterRow is a few integers and is passed by value. A pointer to it would move it to local memory, and the
-// compiler would assume that other stores can change it.
+// A ClusterRow is a few integers and is passed by value. A pointer to it would move it to local memory, and
+// the compiler would assume that other stores can change it.
 #pragma once
 
 #include <flashinfer/cuda/ptx/cluster.cuh>
@@ -98,7 +98,8 @@ struct ClusterRow {
   __device__ __forceinline__ int streamed_of(int own_count) const { return max(own_count - capacity, 0); }
   __device__ __forceinline__ bool is_resident(int c) const { return kResident && c - first >= streamed; }
 
-  // Start the cluster, before the first pass. Afterwards all CTAs are resident and have initialised their barriers.
+  // Start the cluster, before the first pass. Afterwards all CTAs are resident and have initialised their
+  // barriers.
   __device__ __forceinline__ void start() const { arrive(), wait(); }
   // The two halves of start(). arrive() does not wait.
   __device__ __forceinline__ void arrive() const {
@@ -119,8 +120,8 @@ struct ClusterRow {
 
   __device__ __forceinline__ uint32_t barrier() const { return ptx::shared_address(&scratch().barriers[pass & 1]); }
 
-  // Begin a pass in which all CTAs together broadcast `words` words to each CTA. The barrier counts their bytes. Even
-  // and odd passes have separate barriers, because a CTA may be one pass ahead.
+  // Begin a pass in which all CTAs together broadcast `words` words to each CTA. The barrier counts their
+  // bytes. Even and odd passes have separate barriers, because a CTA may be one pass ahead.
   __device__ __forceinline__ void begin_pass(int words) const {
     __syncthreads();  // no thread reads the words of the pass before the last one
     if (is_cluster() && threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(), words * 4);
@@ -173,7 +174,8 @@ struct ClusterRow {
     for (int c = first + warp(); c < first + num_own; c += warps()) f(c);
   }
 
-  // Call read(chunk, c) for each chunk of a pair, then work(first, second, c, has_second). A missing second chunk is 0.
+  // Call read(chunk, c) for each chunk of a pair, then work(first, second, c, has_second). A missing second
+  // chunk is 0.
   template <typename Read, typename Work>
   __device__ __forceinline__ void for_chunk_pairs(const Read& read, const Work& work) const {
     for (int c = first + warp(); c < first + num_own; c += 2 * warps()) {
@@ -223,8 +225,8 @@ struct ClusterRow {
     }
   }
 
-  // Load raw elements and store the resident chunks. The maximum of each chunk goes to the maxima, or to the sums if
-  // the row is not resident.
+  // Load raw elements and store the resident chunks. The maximum of each chunk goes to the maxima, or to the
+  // sums if the row is not resident.
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima() {
     (kResident ? maxima_buffer : sums_buffer) ^= 1, sum_threshold = -1;

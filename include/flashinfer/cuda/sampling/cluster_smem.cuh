@@ -1,6 +1,6 @@
 // Rows in the shared memory of a cluster: one read from global memory, then passes over shared memory. A warp
-// processes two chunks at a time. A thread accesses only elements that it has stored itself, so passes need no
-// barrier.
+// processes two chunks at a time. A thread accesses only elements that it has stored itself, so passes need
+// no barrier.
 //
 // Definitions, sums and their order equal those of cluster_row.cuh.
 #pragma once
@@ -101,7 +101,8 @@ struct ClusterSmem {
     cluster.broadcast_pair(to, chunk(warp_chunk), has(warp_chunk + 1), value);
   }
 
-  // Read the row from global memory, in the first pass. The first loads are issued before the cluster has started.
+  // Read the row from global memory, in the first pass. The first loads are issued before the cluster has
+  // started.
   template <typename F>
   __device__ __forceinline__ void read(const Source& source, float padding, const F& f) const {
 #pragma unroll 1

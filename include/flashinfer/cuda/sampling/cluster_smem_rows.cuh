@@ -42,8 +42,8 @@ struct ClusterSmemRow : ClusterSmemSearch {
     return t;
   }
 
-  // Find the chunk whose running sum passes the share, and the share left in it. One warp calls this and stores both
-  // to Scratch.
+  // Find the chunk whose running sum passes the share, and the share left in it. One warp calls this and
+  // stores both to Scratch.
   __device__ __forceinline__ void choose_chunk(const SampleParams& p, int64_t output, const Totals& totals) const {
     const float* of_chunks = sums();
     const int per_lane = (cluster.chunks + 31) / 32, from = lane_id() * per_lane,
@@ -75,7 +75,8 @@ struct ClusterSmemRow : ClusterSmemSearch {
       if (chunk(warp_chunk) == c) find_in_chunk(x, c, scratch().found_above, p, output, totals, t);
     });
   }
-  // Draw from a row in global memory, whose elements are change(x). One warp draws, and the others need not wait.
+  // Draw from a row in global memory, whose elements are change(x). One warp draws, and the others need not
+  // wait.
   template <typename F>
   __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
                                             const Totals& totals, float t, const F& change) const {

@@ -101,7 +101,8 @@ struct ClusterSmemSearch : ClusterSmem {
     return scratch().found_position;
   }
 
-  // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the same.
+  // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes
+  // the same.
   template <bool kMass>
   __device__ __forceinline__ ThresholdKey search_gathered(const Gathered& all, uint32_t low, uint32_t high,
                                                           uint64_t need, Weights weights) const {
@@ -132,7 +133,8 @@ struct ClusterSmemSearch : ClusterSmem {
     return {low, value};
   }
 
-  // Return the threshold in [low, high]. Gather the keys of the interval. While they are too many, narrow it by bins.
+  // Return the threshold in [low, high]. Gather the keys of the interval. While they are too many, narrow it
+  // by bins.
   template <typename Key, bool kMass>
   __device__ __forceinline__ ThresholdKey resolve(uint32_t low, uint32_t high, uint64_t need, Weights weights) {
     constexpr int kCount = kMass ? kBins / 2 : kBins;

@@ -42,8 +42,8 @@ struct ChunkDraw {
     }
   }
 
-  // Return the first element of chunk c whose running sum passes `share`. If there is none because of rounding,
-  // return the last kept element.
+  // Return the first element of chunk c whose running sum passes `share`. If there is none because of
+  // rounding, return the last kept element.
   __device__ int64_t find_in_chunk(int c, uint64_t share) const {
     const int from = lane_id() * kElementsPerLane, count = min(cluster.remaining(c), kSumChunk);
     float x[kElementsPerLane];

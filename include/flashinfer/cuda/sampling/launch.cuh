@@ -18,8 +18,8 @@ inline int64_t shared_memory(int device) {
   return device_info(device).shared_bytes - static_cast<int64_t>(sizeof(Scratch));
 }
 
-// Return the largest number of elements in a row. Unfiltered draws have another limit. Every CTA holds the sums of all
-// chunks of a row in its shared memory.
+// Return the largest number of elements in a row. Unfiltered draws have another limit. Every CTA holds the
+// sums of all chunks of a row in its shared memory.
 inline int64_t longest_row(bool keeps_maxima, int device) {
   constexpr int kOtherBytes = 64;  // static bytes of a kernel in addition to Scratch
   const int64_t memory = shared_memory(device) - kOtherBytes - GlobalRow::bytes(0, 0, keeps_maxima);
@@ -27,8 +27,9 @@ inline int64_t longest_row(bool keeps_maxima, int device) {
   return elements < kLongestRow ? elements : kLongestRow;
 }
 
-// Shape for rows that stay in shared memory. Long rows take one CTA per SM. The chunks of running rows that are not
-// resident then fit into the L2 cache. A row is split over more CTAs while all rows still run at once.
+// Shape for rows that stay in shared memory. Long rows take one CTA per SM. The chunks of running rows that
+// are not resident then fit into the L2 cache. A row is split over more CTAs while all rows still run at
+// once.
 inline Shape resident_shape(int64_t rows, int64_t vocab_size, int device) {
   const DeviceInfo& info = device_info(device);
   const int max_size = info.major >= 9 ? kMaxCluster : 1;
@@ -94,8 +95,8 @@ void launch_rows(const Shape& shape, int64_t clusters, const Launch& where, cons
                           where, args...);
 }
 
-// Split of outputs among clusters, for calls with indices of rows. In a cluster, outputs of the same row share its
-// load.
+// Split of outputs among clusters, for calls with indices of rows. In a cluster, outputs of the same row
+// share its load.
 struct Groups {
   int64_t outputs, count;
 
@@ -106,8 +107,8 @@ struct Groups {
   }
 };
 
-// Launchers. Each is compiled in a file of csrc/sampling. A launcher with a bool result returns false if it does not
-// serve the call.
+// Launchers. Each is compiled in a file of csrc/sampling. A launcher with a bool result returns false if it
+// does not serve the call.
 bool launch_candidate_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_samples(const SampleParams& p, const Launch& where);
 bool launch_nucleus_maps(const MapRowsParams& p, const Launch& where);

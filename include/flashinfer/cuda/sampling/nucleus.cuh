@@ -1,9 +1,9 @@
 // Thresholds of top-p in one read of a row by one CTA.
 //
-// A sample of the row gives an interval for the threshold (nucleus_sample.cuh). A read of the row collects the
-// elements of the interval (nucleus_read.cuh). If the threshold is outside, or if the interval has too many
-// elements, the row is reread with a second interval, from the sums of the first read. If that fails too, sums of
-// bins narrow the interval.
+// A sample of the row gives an interval for the threshold (nucleus_sample.cuh). A read of the row collects
+// the elements of the interval (nucleus_read.cuh). If the threshold is outside, or if the interval has too
+// many elements, the row is reread with a second interval, from the sums of the first read. If that fails
+// too, sums of bins narrow the interval.
 #pragma once
 
 #include <flashinfer/cuda/sampling/nucleus_sample.cuh>
@@ -13,9 +13,9 @@ namespace flashinfer::cuda {
 struct NucleusRow : NucleusSample {
   using NucleusSample::NucleusSample;
 
-  // A key and the sum of the elements with that key. search() returns the largest key of [low, high] such that the
-  // collected elements from that key on sum to `missing`, by rounded weights. Levels of bins narrow the interval
-  // until a bin has few elements.
+  // A key and the sum of the elements with that key. search() returns the largest key of [low, high] such
+  // that the collected elements from that key on sum to `missing`, by rounded weights. Levels of bins narrow
+  // the interval until a bin has few elements.
   struct Candidate {
     uint32_t key;
     double sum;
@@ -87,8 +87,8 @@ struct NucleusRow : NucleusSample {
     return scratch().counts[0];
   }
 
-  // Return the largest threshold whose sum reaches `target`, if it lies in the interval. Afterwards the row's sums are
-  // those of the kept elements.
+  // Return the largest threshold whose sum reaches `target`, if it lies in the interval. Afterwards the row's
+  // sums are those of the kept elements.
   __device__ __forceinline__ Resolved resolve(const Interval& interval, double target, FixedPoint fixed) {
     const uint32_t count = scratch().counter;
     const double above = fixed.real(sum_of(cluster.n, 0, 0, fixed));
@@ -108,8 +108,8 @@ struct NucleusRow : NucleusSample {
     double beyond = above;
     bool low_suffices = false;  // elements >= `low` are known to suffice
     for (int iteration = 1;; ++iteration) {
-      // Weights are rounded relative to the largest key, so each exact sum, which lowers `high`, makes later weights
-      // more exact. Every fourth step bisects, because weights may mislead for many steps.
+      // Weights are rounded relative to the largest key, so each exact sum, which lowers `high`, makes later
+      // weights more exact. Every fourth step bisects, because weights may mislead for many steps.
       Candidate candidate{low + (high - low) / 2, 0};
       if (iteration % 4 != 0) candidate = search_of(cluster.n, count, low, high - 1, target - beyond);
       // A bin whose weights are all 0 may be empty.
@@ -189,7 +189,8 @@ struct NucleusRow : NucleusSample {
     if (!(k.sample > 0)) return {__uint_as_float(1), INFINITY};
     return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kTargetElements, x.least(k.p, k.sample));
   }
-  // Return a second interval. The exact sum at an end of the first one corrects the sample's weight of the target.
+  // Return a second interval. The exact sum at an end of the first one corrects the sample's weight of the
+  // target.
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
     const NucleusState& k = nucleus_state();
@@ -210,8 +211,8 @@ struct NucleusRow : NucleusSample {
     return x.resolve(interval, nucleus_state().target, nucleus_state().row.fixed);
   }
 
-  // Return the threshold, set `row` to the total of kept elements, and leave their sums in shared memory. Prefetch
-  // part of the next row to the L2 cache. With kReread, the caller rereads the row.
+  // Return the threshold, set `row` to the total of kept elements, and leave their sums in shared memory.
+  // Prefetch part of the next row to the L2 cache. With kReread, the caller rereads the row.
   template <bool kReread, typename T>
   __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row) {
     Chunk even[2], odd[2];

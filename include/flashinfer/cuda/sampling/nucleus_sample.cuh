@@ -17,8 +17,8 @@ struct Resolved {
   double sum;     // sum of the elements >= the interval's high (kAbove) or low (kBelow)
 };
 
-// Keys that bound the threshold, and the sum of the elements >= `high`. The threshold is at least `sufficient`: the
-// elements >= `sufficient` reach the target.
+// Keys that bound the threshold, and the sum of the elements >= `high`. The threshold is at least
+// `sufficient`: the elements >= `sufficient` reach the target.
 struct Bounds {
   uint32_t low, high, sufficient;
   int misses;  // number of intervals since the last one with too many elements
@@ -102,9 +102,9 @@ struct NucleusSample : NucleusRead {
     __syncthreads();
   }
 
-  // Return an interval around the element at which the sample's weights, summed from the top, reach `need`. It spans
-  // about `count` elements of the row, half of them on each side, or starts at the top. `least` is a lower bound of
-  // the threshold.
+  // Return an interval around the element at which the sample's weights, summed from the top, reach `need`.
+  // It spans about `count` elements of the row, half of them on each side, or starts at the top. `least` is a
+  // lower bound of the threshold.
   __device__ __forceinline__ Interval around(uint32_t need, int count, float least) const {
     const Normalizer share = nucleus_state().share;
     const int base = nucleus_state().base;
@@ -162,8 +162,8 @@ struct NucleusSample : NucleusRead {
     return {__uint_as_float(s.counts[1]), __uint_as_float(s.counts[2])};
   }
 
-  // Return a lower bound of the threshold: if the row's sum is at least `mass`, all smaller elements add up to less
-  // than 1 - p of it.
+  // Return a lower bound of the threshold: if the row's sum is at least `mass`, all smaller elements add up
+  // to less than 1 - p of it.
   __device__ __forceinline__ float least(double p, double mass) const {
     return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / cluster.n * 0.999), __uint_as_float(1));
   }

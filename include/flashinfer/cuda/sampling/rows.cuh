@@ -74,8 +74,8 @@ struct Filters {
   }
 };
 
-// Apply the filters and return the threshold. Afterwards the sums of the cluster are sums of kept elements. `row` holds
-// the row's total at entry, and the total of kept elements at return.
+// Apply the filters and return the threshold. Afterwards the sums of the cluster are sums of kept elements.
+// `row` holds the row's total at entry, and the total of kept elements at return.
 template <bool kResident>
 __device__ float apply(ClusterRow<kResident>& cluster, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
   float t = 0;
@@ -207,7 +207,8 @@ __device__ __forceinline__ float prepare_row(const SampleParams& p, ClusterRow<k
   return apply(cluster, rest, false, DType::kFloat32, totals);
 }
 
-// 512 threads may use all registers. With more threads, registers would spill, and the spills exceed the L1 cache.
+// 512 threads may use all registers. With more threads, registers would spill, and the spills exceed the L1
+// cache.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
   sample_groups<kResident>(p, group, [&](ClusterRow<kResident>& cluster, const Filters& f, Totals& totals) {

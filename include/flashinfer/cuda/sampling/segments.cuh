@@ -1,8 +1,9 @@
 // Draws without filters from rows whose chunk sums do not fit into shared memory.
 //
-// A segment is a run of adjacent chunks. One warp of the cluster computes its chunk sums, again in each pass. The
-// passes find the largest logit, the largest chunk sum, the total of each segment, and the chunk of a draw. Totals are
-// integers, so the split into segments changes no bit: the draws are those of unfiltered.cuh.
+// A segment is a run of adjacent chunks. One warp of the cluster computes its chunk sums, again in each pass.
+// The passes find the largest logit, the largest chunk sum, the total of each segment, and the chunk of a
+// draw. Totals are integers, so the split into segments changes no bit: the draws are those of
+// unfiltered.cuh.
 #pragma once
 
 #include <flashinfer/cuda/sampling/launch.cuh>
@@ -11,7 +12,8 @@
 namespace flashinfer::cuda {
 
 struct Segments {
-  // Arrays of one word per segment, which warps broadcast to all CTAs. A GlobalRow of one chunk per segment has them.
+  // Arrays of one word per segment, which warps broadcast to all CTAs. A GlobalRow of one chunk per segment
+  // has them.
   GlobalRow words;
   int chunks, each;  // of the row; of a segment
   bool is_logits;

@@ -52,7 +52,8 @@ struct PipelinedRow : ClusterSmemRow {
     return source.is_aligned && int64_t{c + 1} * kSumChunk <= source.n;
   }
 
-  // Issue the copies of the warp's pair number `pair` as one cp.async group. The group is empty if there is no row.
+  // Issue the copies of the warp's pair number `pair` as one cp.async group. The group is empty if there is
+  // no row.
   __device__ __forceinline__ void copy(const Source& source, int pair, uint32_t at) const {
     if (source.data != nullptr && pair < own_pairs) {
 #pragma unroll
@@ -99,8 +100,8 @@ struct PipelinedRow : ClusterSmemRow {
     fetch(other, source, chunk_of(pair) + 1, from + kSumChunk, padding);
   }
 
-  // Call f(first, second, pair) for the warp's pairs. The caller has issued the copies of the first two pairs. This
-  // function also issues those of the first `ahead` pairs of `next`.
+  // Call f(first, second, pair) for the warp's pairs. The caller has issued the copies of the first two
+  // pairs. This function also issues those of the first `ahead` pairs of `next`.
   template <typename F>
   __device__ __forceinline__ void pass(const Source& source, const Source& next, int ahead, float padding, const F& f) {
 #pragma unroll 1
@@ -153,8 +154,8 @@ struct PipelinedRow : ClusterSmemRow {
     return x.search_gathered<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
   }
 
-  // Reserved entries of a list, one per bit in `found`: the first entry of the lane, the first entry and the number of
-  // entries of the warp.
+  // Reserved entries of a list, one per bit in `found`: the first entry of the lane, the first entry and the
+  // number of entries of the warp.
   struct Span {
     uint32_t at, base, all;
   };

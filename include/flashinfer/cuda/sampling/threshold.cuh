@@ -1,8 +1,9 @@
-// Thresholds of a row. The threshold of top-k is the largest key that k elements reach. The threshold of top-p is the
-// largest key at which the elements that reach it sum to p of the row.
+// Thresholds of a row. The threshold of top-k is the largest key that k elements reach. The threshold of
+// top-p is the largest key at which the elements that reach it sum to p of the row.
 //
-// A histogram finds the bin of the threshold. One pass gathers the keys of that bin, and every CTA searches them and
-// finds the same threshold. If a bin has too many keys, the histograms of further passes narrow the interval.
+// A histogram finds the bin of the threshold. One pass gathers the keys of that bin, and every CTA searches
+// them and finds the same threshold. If a bin has too many keys, the histograms of further passes narrow the
+// interval.
 //
 // CTAs read each other's bins, so a barrier precedes each write to them.
 #pragma once
@@ -28,7 +29,8 @@ struct Signed {
   }
 };
 
-// Bins of the first histogram: the exponent and five bits of the mantissa, for 32 octaves up to the largest number.
+// Bins of the first histogram: the exponent and five bits of the mantissa, for 32 octaves up to the largest
+// number.
 struct Octaves {
   int base;
 
@@ -158,8 +160,8 @@ __device__ __forceinline__ void append_matches(uint32_t* keys, const Chunk& one,
     if (found >> (16 + i) & 1) *keys++ = Key::key(other.at[i / 4][i % 4]);
 }
 
-// Gather the keys in [low, high] into the memory of the bins. Return true if they fit. No CTA may use the bins before
-// the call, and all CTAs read the keys until the next barrier.
+// Gather the keys in [low, high] into the memory of the bins. Return true if they fit. No CTA may use the
+// bins before the call, and all CTAs read the keys until the next barrier.
 template <typename Key, bool kResident>
 __device__ __noinline__ bool gather(ClusterRow<kResident> cluster, uint32_t low, uint32_t high) {
   if (threadIdx.x == 0) scratch().counter = 0;
@@ -206,7 +208,8 @@ __device__ __forceinline__ FoundBin find_local_bin(const F& value, uint64_t need
   return find_bin(values, need, kLocalBins - 1);
 }
 
-// Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the same.
+// Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the
+// same.
 template <bool kMass, bool kResident>
 __device__ __noinline__ ThresholdKey search_candidates(ClusterRow<kResident> cluster, uint32_t low, uint32_t high,
                                                        uint64_t need, Weights weights) {

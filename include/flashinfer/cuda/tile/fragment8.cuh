@@ -1,5 +1,5 @@
-// Operand B with 8-bit elements in smem, widened to the 16-bit type of operand A. A 16-byte chunk has twice as many
-// elements as ldmatrix assumes, which changes the order of a lane's elements.
+// Operand B with 8-bit elements in smem, widened to the 16-bit type of operand A. A 16-byte chunk has twice
+// as many elements as ldmatrix assumes, which changes the order of a lane's elements.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace flashinfer::cuda {
 
-// Return the position of element d of operand A for SmemOperandB8. A lane has four adjacent elements of a row, instead
-// of two pairs as in SmemOperandB.
+// Return the position of element d of operand A for SmemOperandB8. A lane has four adjacent elements of a
+// row, instead of two pairs as in SmemOperandB.
 __device__ __forceinline__ int position_in_8(int d) { return (d & ~15) + (d % 4 / 2) * 8 + d % 16 / 4 * 2 + d % 2; }
 
 // Operand B, K-major: a row of smem is a column n of the result.

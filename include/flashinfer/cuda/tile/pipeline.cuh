@@ -5,7 +5,8 @@
 
 namespace flashinfer::cuda {
 
-// Wait until at most `pending` of this thread's copy groups are in flight. Stages are at most 4, so 2 is the largest.
+// Wait until at most `pending` of this thread's copy groups are in flight. Stages are at most 4, so 2 is the
+// largest.
 __device__ __forceinline__ void wait_for_copies(int pending) {
   if (pending == 0) {
     ptx::cp_async_wait<0>();

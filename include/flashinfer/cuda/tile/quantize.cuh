@@ -11,7 +11,8 @@
 
 namespace flashinfer::cuda {
 
-// Round two floats to T. One instruction converts both, and a lone conversion takes four times as long on 9.0.
+// Round two floats to T. One instruction converts both, and a lone conversion takes four times as long on
+// 9.0.
 template <typename T>
 __device__ __forceinline__ void round_pair(float& a, float& b) {
   if constexpr (kIsHalfType<T>) unpack<T>(pack<T>(a, b), a, b);
@@ -24,8 +25,8 @@ __device__ __forceinline__ void round_all(float (&x)[kN]) {
   if constexpr (kN == 1) x[0] = to_float(from_float<T>(x[0]));
 }
 
-// Return eight bits of a float, for GPUs before 8.9, whose instructions cuda_fp8.h replaces by long code in double.
-// kMinExponent: the exponent field of the smallest normal number of the format, as a float.
+// Return eight bits of a float, for GPUs before 8.9, whose instructions cuda_fp8.h replaces by long code in
+// double. kMinExponent: the exponent field of the smallest normal number of the format, as a float.
 template <int kMantissa, uint32_t kMinExponent>
 __device__ __forceinline__ uint8_t fp8_by_integers(float value, float largest) {
   const uint32_t bits = __float_as_uint(value), sign = bits >> 24 & 0x80u;
@@ -37,8 +38,8 @@ __device__ __forceinline__ uint8_t fp8_by_integers(float value, float largest) {
   return sign | (value != value ? 0x7fu : ((exponent - kMinExponent) << kMantissa) + rounded);
 }
 
-// Return eight bits of each float: rounded to nearest, ties to even, clamped to the finite range. NaN stays NaN,
-// or becomes the integer 0. The dtype is the same for all threads: its branch is outside the loop.
+// Return eight bits of each float: rounded to nearest, ties to even, clamped to the finite range. NaN stays
+// NaN, or becomes the integer 0. The dtype is the same for all threads: its branch is outside the loop.
 template <int kN>
 __device__ __forceinline__ Vec<uint8_t, kN> quantize(const float (&x)[kN], DType dtype) {
   Vec<uint8_t, kN> result;

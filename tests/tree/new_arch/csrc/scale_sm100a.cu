@@ -1,4 +1,5 @@
-// Kernel of the scale family for 10.0a: a thread scales 32 bytes. The portable kernel serves unaligned tensors.
+// Kernel of the scale family for 10.0a: a thread scales 32 bytes. The portable kernel serves unaligned
+// tensors.
 #include <cstdint>
 #include <cstring>
 

@@ -1,5 +1,5 @@
-// Binding of the scale family: checks of arguments and registration. The kernels are in scale_cpu.cc, scale_cuda.cu
-// and scale_sm90a.cu.
+// Binding of the scale family: checks of arguments and registration. The kernels are in scale_cpu.cc,
+// scale_cuda.cu and scale_sm90a.cu.
 #include "binding/binding.h"
 
 #include <flashinfer/common/scale.h>

@@ -1,4 +1,5 @@
-// Kernel of the scale family for Hopper: the copy engine moves tiles between gmem and smem, and threads only multiply.
+// Kernel of the scale family for Hopper: the copy engine moves tiles between gmem and smem, and threads only
+// multiply.
 #include <flashinfer/cuda/ptx/mbarrier.cuh>
 #include <flashinfer/cuda/ptx/shared.cuh>
 #include <flashinfer/cuda/ptx/tma.cuh>

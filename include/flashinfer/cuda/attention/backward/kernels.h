@@ -7,8 +7,8 @@
 
 namespace flashinfer::cuda {
 
-// The kernels of one arch and element type. All kernels are in one module, because alignment and sizes of each
-// call select one.
+// The kernels of one arch and element type. All kernels are in one module, because alignment and sizes of
+// each call select one.
 struct BackwardKernels {
   int32_t arch;  // 90 for 9.0a
   DType dtype;

@@ -83,8 +83,8 @@ int backward_stages(int device) {
   return stages;
 }
 
-// Launch one of the two kernels, once per table of requests. With PDL, every launch but the first may start when
-// the previous launch has no CTAs left to schedule.
+// Launch one of the two kernels, once per table of requests. With PDL, every launch but the first may start
+// when the previous launch has no CTAs left to schedule.
 template <typename S>
 void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where,
                      bool& first) {

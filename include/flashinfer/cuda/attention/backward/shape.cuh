@@ -46,10 +46,10 @@ struct BackwardShape {
   }
 };
 
-// A warp's registers hold 32 rows and 64 columns of both gradients of keys, or 128 columns of the one gradient of
-// queries. Two CTAs per multiprocessor are faster than one of twice the size. FewQueries: used if Queries would leave
-// half of the multiprocessors idle. The arguments are T, kQK, kVO, kOfKeys, kGroups, kSplit, kN, kColumns and
-// kCtasPerSm.
+// A warp's registers hold 32 rows and 64 columns of both gradients of keys, or 128 columns of the one
+// gradient of queries. Two CTAs per multiprocessor are faster than one of twice the size. FewQueries: used if
+// Queries would leave half of the multiprocessors idle. The arguments are T, kQK, kVO, kOfKeys, kGroups,
+// kSplit, kN, kColumns and kCtasPerSm.
 template <typename T, int kQK, int kVO>
 struct BackwardShapes;
 template <typename T>
@@ -98,8 +98,8 @@ struct BackwardTable {
   }
 };
 
-// The mask of a request. A query sees the keys from `left` positions before its own to `right` positions after it,
-// both included. Positions are aligned at the end: the last query has the position of the last key.
+// The mask of a request. A query sees the keys from `left` positions before its own to `right` positions
+// after it, both included. Positions are aligned at the end: the last query has the position of the last key.
 struct BackwardMask {
   int32_t qo_len, kv_len, left, right;
   const uint8_t* bits;  // of the request; null: none

@@ -15,8 +15,8 @@
 
 namespace flashinfer::cuda {
 
-// c = products of 32 left rows with kColumns right rows. kLeft and kRight are added to the addresses: tiles with
-// equal row lengths share a lane's address pattern.
+// c = products of 32 left rows with kColumns right rows. kLeft and kRight are added to the addresses: tiles
+// with equal row lengths share a lane's address pattern.
 template <typename T, int kLeft, int kRight, int kBytes, int kColumns>
 __device__ __forceinline__ void multiply(Accumulator<32, kColumns>& c, const SmemOperandA<kBytes>& left,
                                          const SmemOperandB<kBytes>& right) {

@@ -49,8 +49,8 @@ WorkLimits limits_of(int device) {
 }
 
 // Return the number of KV heads whose items are processed together. With a plan or a small tile, these are
-// all heads, so that the longest items come first. Otherwise they are as many as have keys and values that fit into an
-// L2 cache of 32 MiB.
+// all heads, so that the longest items come first. Otherwise they are as many as have keys and values that
+// fit into an L2 cache of 32 MiB.
 template <typename S, typename P>
 int heads_per_section(const P& params) {
   constexpr int64_t kCacheBytes = 32 << 20;
@@ -83,8 +83,9 @@ void launch_attention(const P& params, const Launch& where) {
   if (!kTickets || params.tickets == nullptr) launch_merges<Variant, typename S::Types>(params, where);
 }
 
-// The smallest tile, for rows of decode and of short prefills: warps share the keys among them. All tiles fit into the
-// 99 KiB of compute capability 8.6, two stages of 24 KiB and 16 KiB of queries for 512 elements of 16 bits.
+// The smallest tile, for rows of decode and of short prefills: warps share the keys among them. All tiles fit
+// into the 99 KiB of compute capability 8.6, two stages of 24 KiB and 16 KiB of queries for 512 elements of
+// 16 bits.
 template <typename Types>
 using SmallTile = AttentionTile<1, 1,
                                 Types::kKvBytes >= 2048  ? 1

@@ -111,7 +111,8 @@ struct KeyLoader {
     __trap();
   }
 
-  // The 16-byte chunks of rows of kRow bytes that a thread copies. Chunk i is part of row(i) and goes to at(to, i).
+  // The 16-byte chunks of rows of kRow bytes that a thread copies. Chunk i is part of row(i) and goes to
+  // at(to, i).
   template <int kRow>
   struct Chunks {
     static constexpr int kInRow = kRow / 16, kInTile = kKeys * kInRow;

@@ -8,9 +8,9 @@
 
 namespace flashinfer::cuda {
 
-// O takes half of a thread's registers: 256 columns at 16 rows per warp, or 128 columns at 32 rows. The queries of
-// kHuge stay in shared memory: 32 rows fit into every GPU, 128 rows into the 227 KiB of 9.0. Sizes that are no multiple
-// of 64 need more registers for addresses: ptxas would spill at 32 rows per warp.
+// O takes half of a thread's registers: 256 columns at 16 rows per warp, or 128 columns at 32 rows. The
+// queries of kHuge stay in shared memory: 32 rows fit into every GPU, 128 rows into the 227 KiB of 9.0. Sizes
+// that are no multiple of 64 need more registers for addresses: ptxas would spill at 32 rows per warp.
 template <typename Types, bool kRope = Types::kRope>
 struct PrefillShapes {
   static constexpr bool kWide = Types::HEAD_DIM_VO > 128 || Types::HEAD_DIM_VO % 64 != 0;

@@ -30,7 +30,8 @@ namespace flashinfer::cuda {
 template <typename Variant, typename S, typename P>
 struct WarpTile {
   using T = typename S::DTypeQ;
-  // The product of rotated queries and keys has a factor 32/31 (see rotation.cuh). The scale of softmax removes it.
+  // The product of rotated queries and keys has a factor 32/31 (see rotation.cuh). The scale of softmax
+  // removes it.
   static constexpr bool kFactorInSoftmax = S::kRope && Variant::use_softmax && !Variant::transforms_logits;
   const P& params;
   const Variant& variant;
@@ -59,7 +60,8 @@ struct WarpTile {
     }
   }
 
-  // Rotate this thread's share of a tile of keys. Write g to `rotated`, and h there too unless kRotatesInPlace.
+  // Rotate this thread's share of a tile of keys. Write g to `rotated`, and h there too unless
+  // kRotatesInPlace.
   __device__ __forceinline__ void rotate(const KeyLoader<S>& keys, uint32_t stage, uint32_t rotated,
                                          int32_t tile_start) const {
     rotate_tile<Variant, S>(params, variant, frequencies, stage, first_keys(stage, rotated), second_keys(rotated),
@@ -149,8 +151,9 @@ __device__ __forceinline__ void prologue(const KeyLoader<S>& keys, int stages) {
   }
 }
 
-// Compute one tile and rotate one. With kRotatesAhead it rotates the next tile: of the two warps of a scheduler,
-// one rotates while the other uses the tensor cores. Otherwise it rotates the tile first and then computes it.
+// Compute one tile and rotate one. With kRotatesAhead it rotates the next tile: of the two warps of a
+// scheduler, one rotates while the other uses the tensor cores. Otherwise it rotates the tile first and then
+// computes it.
 template <typename S, typename Tile>
 __device__ __forceinline__ void attend_and_rotate(const KeyLoader<S>& keys, Tile& tile, bool active,
                                                   const Stages& stages, int number, int32_t tile_start) {
@@ -211,8 +214,8 @@ __device__ __forceinline__ void mainloop(const KeyLoader<S>& keys, Tile& tile, b
 }
 
 // Find the item and KV head of this CTA, and restrict the item's keys to those that its rows may see. CTAs
-// follow this order, from outermost to innermost: sections of `heads_per_section` heads, items, heads of the section,
-// parts of O.
+// follow this order, from outermost to innermost: sections of `heads_per_section` heads, items, heads of the
+// section, parts of O.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ bool find_work(const P& params, int heads_per_section, WorkItem& item, int32_t& head) {
   const int32_t all = params.items ? params.max_items : params.num_items(), used = params.num_items();

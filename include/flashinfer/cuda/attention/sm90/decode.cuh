@@ -1,5 +1,5 @@
-// Decode on Hopper: the portable kernel with finer splits of keys. The kernel also merges the partial states (see
-// tickets.cuh).
+// Decode on Hopper: the portable kernel with finer splits of keys. The kernel also merges the partial states
+// (see tickets.cuh).
 #pragma once
 
 #include <flashinfer/cuda/attention/sm80/launch.cuh>

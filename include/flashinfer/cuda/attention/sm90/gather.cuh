@@ -1,7 +1,7 @@
 // Gather tiles of keys or values from pages that are too small for TMA: every lane of a warp copies 16 bytes
-// at a time. One warp per tensor would be slower than the products of a tile. One warp therefore gathers keys and
-// one gathers values, without the last rows, which a third warp gathers. Values after the end are copied as zeros,
-// so the third warp need not clear them.
+// at a time. One warp per tensor would be slower than the products of a tile. One warp therefore gathers keys
+// and one gathers values, without the last rows, which a third warp gathers. Values after the end are copied
+// as zeros, so the third warp need not clear them.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace flashinfer::cuda::sm90 {
 // the generic writes for the tensor cores. TMA needs no fence.
 FLASHINFER_HD bool is_gathered(const KvCache& kv) { return kv.is_paged() && kv.page_size.divisor % kPageKeys != 0; }
 
-// Gather keys or values of one head in one warp: rows kFirstRow to kFirstRow + kNumRows - 1 of every tile, each of
-// kUnits 16-byte units.
+// Gather keys or values of one head in one warp: rows kFirstRow to kFirstRow + kNumRows - 1 of every tile,
+// each of kUnits 16-byte units.
 template <typename S, int kUnits, int kFirstRow, int kNumRows>
 struct Gatherer {
   static constexpr int kRounds = (kNumRows + 31) / 32;
@@ -40,8 +40,8 @@ struct Gatherer {
   // Copy a tile to `to`. Lanes arrive at `barrier` when their copies are complete.
   __device__ __forceinline__ void copy(const int32_t (&pages)[kRounds], int32_t tile, uint32_t to,
                                        uint32_t barrier) const {
-    // kLanes lanes share a row of a chunk, one per unit, and take every kGroups-th row. Four addresses are read
-    // together.
+    // kLanes lanes share a row of a chunk, one per unit, and take every kGroups-th row. Four addresses are
+    // read together.
     constexpr int kLanes = S::kChunkRowBytes / 16, kGroups = 32 / kLanes, kRows = kNumRows / kGroups;
     static_assert(kRows % 4 == 0 && kUnits % kLanes == 0, "lanes copy four rows at a time, chunk by chunk");
     auto lane = static_cast<int32_t>(threadIdx.x) % 32;

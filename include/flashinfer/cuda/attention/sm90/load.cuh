@@ -1,5 +1,5 @@
-// The producer warps. The first loads queries and keys, the second loads values. The third clears the values after
-// the end of a request. If rows are gathered, it copies a third of them instead.
+// The producer warps. The first loads queries and keys, the second loads values. The third clears the values
+// after the end of a request. If rows are gathered, it copies a third of them instead.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Tensor maps. Dimensions of q and o: element, head of the group, token, KV head. Dimensions of k and v: element,
-// row of the page, head, page. A box has kChunkRowBytes bytes of each row. A box of q has the tokens of a tile, a box
-// of o those of a warpgroup.
+// Tensor maps. Dimensions of q and o: element, head of the group, token, KV head. Dimensions of k and v:
+// element, row of the page, head, page. A box has kChunkRowBytes bytes of each row. A box of q has the tokens
+// of a tile, a box of o those of a warpgroup.
 struct TensorMaps {
   CUtensorMap q, k, v, o;
 };
@@ -36,8 +36,8 @@ struct TileLoader {
   const Shared<S>& shared;
   const Work& work;
 
-  // Return the page of this lane's kPageKeys keys of a tile. After the end of the request it is out of bounds, so
-  // TMA writes zeros.
+  // Return the page of this lane's kPageKeys keys of a tile. After the end of the request it is out of
+  // bounds, so TMA writes zeros.
   __device__ __forceinline__ int32_t page_of(int32_t tile) const {
     const int32_t lane = static_cast<int32_t>(threadIdx.x) % 32 % (S::kKeys / kPageKeys);
     const int32_t key = work.first_key + tile * S::kKeys + lane * kPageKeys;
@@ -105,8 +105,8 @@ struct TileLoader {
   }
 };
 
-// Call load(use, tile, page) for the tiles of an item, from the last to the first. Pages are looked up two tiles
-// ahead.
+// Call load(use, tile, page) for the tiles of an item, from the last to the first. Pages are looked up two
+// tiles ahead.
 template <typename S, typename F>
 __device__ __forceinline__ void for_tiles(const TileLoader<S>& loader, int& use, F load) {
   const bool paged = loader.params.kv.is_paged();
@@ -237,8 +237,8 @@ __device__ __forceinline__ void gather_last_rows(const AttentionParams& params, 
   }
 }
 
-// Third producer warp if rows are not gathered: clears the values after the end of a request, before the consumers
-// read them.
+// Third producer warp if rows are not gathered: clears the values after the end of a request, before the
+// consumers read them.
 template <typename S>
 __device__ __forceinline__ void clear_tails(const AttentionParams& params, const Shared<S>& shared) {
   const typename S::WorkRing work_ring = shared.work_ring();

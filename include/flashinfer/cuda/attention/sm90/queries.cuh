@@ -12,9 +12,9 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Clear the last rows of a tile if whole tokens do not fill it, because no copy writes them. Stale contents could
-// trigger the lazy rescaling that a warp decides together, and change the last bits of results from run to run. Runs in
-// all threads.
+// Clear the last rows of a tile if whole tokens do not fill it, because no copy writes them. Stale contents
+// could trigger the lazy rescaling that a warp decides together, and change the last bits of results from run
+// to run. Runs in all threads.
 template <typename S, typename P>
 __device__ __forceinline__ void clear_unused_queries(const P& params, const Shared<S>& shared) {
   const int first = params.tile_rows * S::kChunkRowBytes, bytes = S::Queries::kChunkBytes;

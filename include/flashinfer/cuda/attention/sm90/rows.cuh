@@ -124,7 +124,8 @@ __device__ __forceinline__ uint32_t elements_before(int32_t key, int first) {
   return __funnelshift_lc(~0u, 0u, static_cast<uint32_t>(max(elements - first, 0)));
 }
 
-// Apply masks and variants to logits. kMasked: at least one row does not see the whole tile at key `tile_start`.
+// Apply masks and variants to logits. kMasked: at least one row does not see the whole tile at key
+// `tile_start`.
 template <bool kMasked, typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P& params, const Variant& variant,
                                                const Work& work, int32_t tile_start, const float* factors) {

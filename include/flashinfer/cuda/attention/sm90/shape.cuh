@@ -1,7 +1,7 @@
 // Compile-time shapes of the Hopper attention kernel, and its shared memory.
 //
-// A CTA has kConsumers consumer warpgroups with 64 rows of Q each, and one producer warpgroup. All consumers use the
-// same tiles of keys. CTAs are persistent and take one work item after the other.
+// A CTA has kConsumers consumer warpgroups with 64 rows of Q each, and one producer warpgroup. All consumers
+// use the same tiles of keys. CTAs are persistent and take one work item after the other.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,8 @@ struct Shape : Types_, Tile_ {
   static_assert(kDQ % 64 == 0 && kDV % 64 == 0 && kDQ >= kDV, "head dimensions are whole chunks of 64 elements");
   static_assert(sizeof(typename Types::DTypeQ) == sizeof(typename Types::DTypeKV) && !Types::kRope,
                 "keys have the type of queries, and no RoPE");
-  // wgmma reads 8-bit operands K-major only. A warp therefore transposes tiles of V, so that keys are contiguous.
+  // wgmma reads 8-bit operands K-major only. A warp therefore transposes tiles of V, so that keys are
+  // contiguous.
   static constexpr bool kFp8 = Types::kFp8;
   static_assert(!kFp8 || kDQ == kDV, "8-bit values have the head_dim of keys");
   static constexpr int kElementBytes = kFp8 ? 1 : 2;  // of q, k and v
@@ -90,8 +91,8 @@ struct Shape : Types_, Tile_ {
   using KeyRing = Ring<Tile::kStages>;
   using WorkRing = Ring<kWorkSlots>;
   using RawRing = Ring<Tile::kRawStages>;
-  // If rows are gathered, the third producer warp copies about a third of the rows of each tile. The tables have the
-  // address of each row of a tile, one for keys and one for values.
+  // If rows are gathered, the third producer warp copies about a third of the rows of each tile. The tables
+  // have the address of each row of a tile, one for keys and one for values.
   static constexpr int kThirdWarpRows = kFp8 ? 0 : (Tile::kKeys / 3 + 8) / 16 * 16;
   static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
   static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;
@@ -162,8 +163,9 @@ struct Shared {
     return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
   }
 
-  // Runs in one thread, before __syncthreads(). A tile of keys or values is full after `tile_arrivals` arrivals. A
-  // work slot is empty after one lane of each consumer warp and of the three producer warps has arrived.
+  // Runs in one thread, before __syncthreads(). A tile of keys or values is full after `tile_arrivals`
+  // arrivals. A work slot is empty after one lane of each consumer warp and of the three producer warps has
+  // arrived.
   __device__ __forceinline__ void init(uint32_t tile_arrivals) const {
     constexpr int kWarps = 4 * S::kConsumers;
     query_ring().init(1, kWarps);

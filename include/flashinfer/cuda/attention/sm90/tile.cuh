@@ -1,5 +1,6 @@
-// Mainloop of a consumer warpgroup: 64 rows and all tiles of keys of an item (FlashAttention-3, arXiv 2407.08608,
-// section 3.2). O += P V of one tile runs on the tensor cores during the softmax of the next tile:
+// Mainloop of a consumer warpgroup: 64 rows and all tiles of keys of an item (FlashAttention-3, arXiv
+// 2407.08608, section 3.2). O += P V of one tile runs on the tensor cores during the softmax of the next
+// tile:
 //   S = Q K^T;  m' = max(m, rowmax S);  P = 2^(S - m');  l = l 2^(m - m') + rowsum P;  O = O 2^(m - m') + P V
 #pragma once
 
@@ -46,16 +47,16 @@ struct ConsumerWarpgroup {
       uint32_t p[S::kPRegisters];
       profiler.switch_to(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
-      // If rows see only the first half of the tile, compute only half of S. Halving P V, or the first tile of a
-      // window, was not faster.
+      // If rows see only the first half of the tile, compute only half of S. Halving P V, or the first tile
+      // of a window, was not faster.
       if (kHasHalfTile && range.left <= S::kHalfKeys) {
         first_tile<S::kHalfKeys>(p, tile, true);
       } else {
         first_tile<S::kKeys>(p, tile, !range.is_whole(tile));
       }
       --tile;
-      // Masked tiles after the whole ones, the whole ones, and masked tiles before them. The loop over `pass` keeps one
-      // copy of the code of masked tiles.
+      // Masked tiles after the whole ones, the whole ones, and masked tiles before them. The loop over `pass`
+      // keeps one copy of the code of masked tiles.
 #pragma unroll 1
       for (int pass = 0; pass < 2; ++pass) {
         const int32_t last = pass == 0 ? max(range.whole_end, range.first) : range.first;

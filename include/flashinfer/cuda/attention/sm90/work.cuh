@@ -18,14 +18,15 @@ FLASHINFER_HD void find_keys(const AttentionParams& params, Work& work) {
   const int32_t last_row = min(work.row_start + params.tile_rows, work.qo_len * group) - 1;
   work.kv_start = max(work.kv_start, mask.begin(static_cast<int32_t>(params.group.div(work.row_start))));
   work.kv_end = min(work.kv_end, mask.end(static_cast<int32_t>(params.group.div(last_row))));
-  // Copies from pages start at multiples of kPageKeys. Pages before them may not exist: no row sees their keys.
+  // Copies from pages start at multiples of kPageKeys. Pages before them may not exist: no row sees their
+  // keys.
   work.first_key = is_gathered(params.kv) ? work.kv_start : work.kv_start / kPageKeys * kPageKeys;
   work.tiles = work.kv_end > work.kv_start ? (work.kv_end - work.first_key + S::kKeys - 1) / S::kKeys : 0;
 }
 
-// Assign the numbers of a list to CTAs. The list has `sections` equal sections, each with its longest items first.
-// A round assigns one number to each CTA, and every second round runs backwards. A section starts at the CTA after
-// the last one of the previous section:
+// Assign the numbers of a list to CTAs. The list has `sections` equal sections, each with its longest items
+// first. A round assigns one number to each CTA, and every second round runs backwards. A section starts at
+// the CTA after the last one of the previous section:
 //   5 CTAs, sections of 9 numbers:    CTA 0   1   2   3   4
 //     section 0, round 0, forwards       0   1   2   3   4
 //                round 1, backwards      8   7   6   5   -
@@ -60,8 +61,8 @@ struct SnakeSchedule {
   }
 };
 
-// Return the item and the head of a number. A section has all items of `heads_per_section` heads, and the heads of
-// an item are adjacent.
+// Return the item and the head of a number. A section has all items of `heads_per_section` heads, and the
+// heads of an item are adjacent.
 __device__ __forceinline__ WorkItem item_of(const AttentionParams& params, int heads_per_section, int32_t items,
                                             int32_t number, int32_t& head) {
   const int32_t section_size = items * heads_per_section, section = number / section_size, rest = number % section_size;

@@ -21,8 +21,8 @@ namespace flashinfer::cuda {
 
 constexpr int kDeltaChunk = 64;
 
-// Return the index of a sequence's first chunk, computed from shapes and cu_seqlens without a prefix sum. With
-// cu_seqlens, some indices belong to no chunk.
+// Return the index of a sequence's first chunk, computed from shapes and cu_seqlens without a prefix sum.
+// With cu_seqlens, some indices belong to no chunk.
 FLASHINFER_HD int64_t first_chunk(const DeltaRuleInputs& in, int64_t n) {
   if (!in.cu_seqlens.data) return n * ((in.num_tokens + kDeltaChunk - 1) / kDeltaChunk);
   return sequence_of(in, n).begin / kDeltaChunk + n;
@@ -53,8 +53,8 @@ __device__ __forceinline__ DeltaChunk find_chunk(const DeltaRuleInputs& in, int6
 // A 16 x 16 block: four 8 x 8 matrices with contiguous rows of 16 bytes, in the order of ldmatrix.
 using DeltaBlock16 = uint4[32];
 
-// Terms of a chunk and value head that do not depend on the state. `z` holds -Z and `p` holds P: the 16 x 16 blocks on
-// and below the diagonal, row by row. A block has its upper two 8 x 8 matrices first.
+// Terms of a chunk and value head that do not depend on the state. `z` holds -Z and `p` holds P: the 16 x 16
+// blocks on and below the diagonal, row by row. A block has its upper two 8 x 8 matrices first.
 struct DeltaMatrices {
   static constexpr int kBlocks = kDeltaChunk / 16 * (kDeltaChunk / 16 + 1) / 2;
   using Matrix = DeltaBlock16[kBlocks];
@@ -81,8 +81,8 @@ static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradient
 // Terms that a scan loads.
 struct DeltaScanTerms : DeltaMatrices, DeltaFactors {};
 
-// Terms with a decay per channel. The rows of k and q include e^G, so k_decay and q_decay are only L2 factors and
-// scale.
+// Terms with a decay per channel. The rows of k and q include e^G, so k_decay and q_decay are only L2 factors
+// and scale.
 template <int kKeys>
 struct DeltaChannelTerms : DeltaTerms {
   using Rows = uint4[kDeltaChunk][kKeys / 8];
@@ -151,8 +151,8 @@ __device__ __forceinline__ void pack_operand_a(uint32_t (&a)[4], const float (&f
   a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
   a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
 }
-// Pack dy as an A operand, before its product with beta. An overflow of half_t would be infinity, and its product
-// with beta = 0 NaN, so dy is clamped to finite values.
+// Pack dy as an A operand, before its product with beta. An overflow of half_t would be infinity, and its
+// product with beta = 0 NaN, so dy is clamped to finite values.
 template <typename T>
 __device__ __forceinline__ void pack_finite_operand_a(uint32_t (&a)[4], const float (&first)[4],
                                                       const float (&second)[4]) {

@@ -80,8 +80,8 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
       ring.wait_full(i);
       ptx::fence_proxy_async();  // wgmma reads tiles that cp.async wrote through the generic proxy
       scan.advance(stages[i % kStages], number(i), state);
-      // One lane arrives for its warp, after the reads of all lanes. Racecheck does not understand this and reports
-      // races with the next copies. If every lane arrives, it reports none.
+      // One lane arrives for its warp, after the reads of all lanes. Racecheck does not understand this and
+      // reports races with the next copies. If every lane arrives, it reports none.
       __syncwarp();
       if (scan.lane == 0) ring.release(i);
     }
@@ -90,9 +90,9 @@ __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stag
   }
 }
 
-// Return true if kernels of a shape are compiled for this architecture. 9.0a has the shapes on warpgroups, and also
-// narrow CTAs on warps, because warpgroups would leave SMs idle in small calls. Other architectures have the shapes
-// on warps.
+// Return true if kernels of a shape are compiled for this architecture. 9.0a has the shapes on warpgroups,
+// and also narrow CTAs on warps, because warpgroups would leave SMs idle in small calls. Other architectures
+// have the shapes on warps.
 template <typename Shape>
 __device__ __forceinline__ constexpr bool is_compiled() {
 #if !defined(__CUDA_ARCH__)

@@ -135,8 +135,8 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
     }
   }
 
-  // Return g / ln 2 of a token, with g clamped to -50 or more. A large negative g would cancel the digits of all
-  // later gates in the cumulative sum, and exp(-50) is negligible.
+  // Return g / ln 2 of a token, with g clamped to -50 or more. A large negative g would cancel the digits of
+  // all later gates in the cumulative sum, and exp(-50) is negligible.
   __device__ __forceinline__ float gate(int64_t number, int i, int count) const {
     if (i >= count || !in.g) return 0.f;
     const float g = load_float<float>(in.g, number + i * in.num_value_heads);

@@ -42,8 +42,8 @@ struct DeltaWarpProducts {
   template <int kPending, typename... Registers>
   __device__ __forceinline__ static void wait(Registers&...) {}
 
-  // sums = S' K' or S' Q'. Here and in write(), each(i) runs right before the products with a[i], so that its work
-  // overlaps with them.
+  // sums = S' K' or S' Q'. Here and in write(), each(i) runs right before the products with a[i], so that its
+  // work overlaps with them.
   template <typename Each>
   __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile,
                                               const Each& each) {

@@ -1,8 +1,8 @@
 // Base of the scans over the chunks of a value head.
 //
 // A warp holds 16 columns of the state, transposed, as accumulators. Packed accumulators have the layout of A
-// operands, so no part of the state is in smem. Warps of a CTA share tiles of q, k and v, and the terms of the chunk.
-// Copies of the next chunks overlap the computation of one chunk.
+// operands, so no part of the state is in smem. Warps of a CTA share tiles of q, k and v, and the terms of
+// the chunk. Copies of the next chunks overlap the computation of one chunk.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/shape.cuh>
@@ -257,8 +257,8 @@ struct DeltaScan {
     }
   }
 
-  // Turn K S into r = R - Z (B R). With wgmma, the last product is still in flight and reads `operand`: the caller
-  // waits for it.
+  // Turn K S into r = R - Z (B R). With wgmma, the last product is still in flight and reads `operand`: the
+  // caller waits for it.
   template <typename Terms>
   __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& operand, const OperandA& v,
                                                    const Terms& terms) const {
@@ -267,9 +267,9 @@ struct DeltaScan {
     Products::template multiply<true>(r, operand, terms.z);
   }
 
-  // Stores to a contiguous tensor [B, T, HV, V], staged in this warp's part of a tile that the warp no longer reads.
-  // kFewRegisters: the compiler computes the row addresses here instead of before the loop, so they take no registers
-  // from the accumulators.
+  // Stores to a contiguous tensor [B, T, HV, V], staged in this warp's part of a tile that the warp no longer
+  // reads. kFewRegisters: the compiler computes the row addresses here instead of before the loop, so they
+  // take no registers from the accumulators.
   template <bool kFewRegisters = true>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
                                         const Sums& o) const {
@@ -319,8 +319,8 @@ struct DeltaScan {
       if (writes) store_block(to + i * sizeof(DeltaBlock16), r[i]);
     };
   }
-  // Store blocks through `staging`, smem of this warp, and a bulk copy. The last kPending bulk copies read other smem
-  // and may be in flight.
+  // Store blocks through `staging`, smem of this warp, and a bulk copy. The last kPending bulk copies read
+  // other smem and may be in flight.
   template <int kPending, int kCount>
   __device__ __forceinline__ void store_blocks(char* to, DeltaBlock16* staging, const uint32_t (&r)[kCount][4],
                                                bool writes) const {

@@ -7,9 +7,10 @@
 
 namespace flashinfer::cuda {
 
-// CTA with mma.sync. kWarps warps compute, and kLoaders other warps issue copies. With kLoaders = 0, the computing
-// warps issue them. A head dimension of more than 128 keys is split into two parts, with half of the warps each. A warp
-// has 16 columns of the state and the keys of its part. kChannels: each channel of k has its own decay.
+// CTA with mma.sync. kWarps warps compute, and kLoaders other warps issue copies. With kLoaders = 0, the
+// computing warps issue them. A head dimension of more than 128 keys is split into two parts, with half of
+// the warps each. A warp has 16 columns of the state and the keys of its part. kChannels: each channel of k
+// has its own decay.
 template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>
 struct DeltaWarpShape {
   using T = T_;
@@ -43,14 +44,15 @@ struct DeltaWarpgroupShape : DeltaWarpShape<T, kKeys_, 4 * kGroups, 4, kChannels
   static constexpr bool kWgmma = true;
   static constexpr int kAlign = 1024;
   static constexpr int kCtasPerSm = kKeys_ <= 64 && kGroups == 1 ? 2 : 1, kMaxStages = 3;
-  // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take another.
+  // An SM of 9.0 has 228 KiB. The driver reserves one KiB per CTA, and barriers before the stages take
+  // another.
   static constexpr int kMaxBytes = (228 / kCtasPerSm - 2) * 1024;
   // 0: no setmaxnreg, because the register file holds the maximum for all threads.
   static constexpr int kLoadRegisters = 56, kComputeRegisters = kGroups == 2 ? 224 : kCtasPerSm == 2 ? 200 : 0;
 };
 
-// Number of stages: as many as fit, at most kMaxStages. One is computed while copies fill the others. kTailBytes bytes
-// of other data follow the stages.
+// Number of stages: as many as fit, at most kMaxStages. One is computed while copies fill the others.
+// kTailBytes bytes of other data follow the stages.
 template <typename Shape, typename Stage>
 constexpr int kMaxScanStages = (Shape::kMaxBytes - Stage::kTailBytes) / static_cast<int>(sizeof(Stage));
 template <typename Shape, typename Stage>
@@ -63,8 +65,8 @@ constexpr int kScanBytes = kScanStages<Shape, Stage> * static_cast<int>(sizeof(S
 template <typename Shape>
 using DeltaPartSums = DeltaBlock16[Shape::kWarps][Shape::kPartTokens / 8];
 
-// Rows of k for the product K S, and rows for the update of S. With one decay for all channels both are k, because the
-// decay is a factor per token. With a decay per channel they differ.
+// Rows of k for the product K S, and rows for the update of S. With one decay for all channels both are k,
+// because the decay is a factor per token. With a decay per channel they differ.
 template <typename Shape, bool kChannels>
 struct DeltaKeyRows {
   alignas(Shape::kAlign) typename Shape::KeyTiles k;

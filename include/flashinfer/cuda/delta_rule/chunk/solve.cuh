@@ -3,8 +3,8 @@
 // Diagonal blocks come from forward substitution in float32. Blocks below them come from tf32 products, with
 // an exact identity:
 //   Z_ij = X - Z_ii B_i X,  X = L_ij - sum over j <= m < i of L_im B_m Z_mj.
-// smem has two matrices. `left` has the A operands: L, whose diagonal blocks become Z_ii. `right` has the B operands,
-// beta times Z.
+// smem has two matrices. `left` has the A operands: L, whose diagonal blocks become Z_ii. `right` has the B
+// operands, beta times Z.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>
@@ -35,8 +35,8 @@ __device__ __forceinline__ float delta_normaliser(const uint4 (&rows)[kDeltaChun
   return rsqrtf(total + 1e-6f);
 }
 
-// Shared has tiles `k` and `q`, and per token `beta`, `k_factor` and `q_factor`. Matrices `left` and `right` share
-// the memory of the tiles and overwrite them.
+// Shared has tiles `k` and `q`, and per token `beta`, `k_factor` and `q_factor`. Matrices `left` and `right`
+// share the memory of the tiles and overwrite them.
 template <typename T, typename Shared>
 struct DeltaSolve {
   static constexpr int kThreads = 128;
@@ -92,8 +92,9 @@ struct DeltaSolve {
 
   __device__ __forceinline__ static float2* as_float2(float* at) { return reinterpret_cast<float2*>(at); }
 
-  // Accesses to a 16 x 16 block in accumulator layout. load_accumulator() loads it from a matrix, store_times_beta()
-  // stores beta times it to `right`, and store_operand() stores it to gmem as 8 x 8 matrices.
+  // Accesses to a 16 x 16 block in accumulator layout. load_accumulator() loads it from a matrix,
+  // store_times_beta() stores beta times it to `right`, and store_operand() stores it to gmem as 8 x 8
+  // matrices.
   __device__ __forceinline__ void load_accumulator(Matrix& from, int row, int column, float (&x)[2][4]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -123,8 +124,8 @@ struct DeltaSolve {
   }
 
  private:
-  // Solve a diagonal block by forward substitution. Lanes l and l + 16 both compute column l. Lanes 0-15 store Z,
-  // lanes 16-31 store beta times Z.
+  // Solve a diagonal block by forward substitution. Lanes l and l + 16 both compute column l. Lanes 0-15
+  // store Z, lanes 16-31 store beta times Z.
   __device__ __forceinline__ void substitute(int start) const {
     const int column = start + lane % 16;
     float found[16], weighted[16];
@@ -149,8 +150,8 @@ struct DeltaSolve {
     __syncwarp();
   }
 
-  // x -= left_im right_mj for 16 x 16 blocks, which is L_im B_m Z_mj. The k indices of a lane are adjacent instead of 4
-  // apart, in both operands: the sum over k is the same.
+  // x -= left_im right_mj for 16 x 16 blocks, which is L_im B_m Z_mj. The k indices of a lane are adjacent
+  // instead of 4 apart, in both operands: the sum over k is the same.
   __device__ __forceinline__ void subtract(float (&x)[2][4], int i, int m, int j) const {
     const int group = lane / 4, quad_lane = lane % 4;
 #pragma unroll

@@ -1,8 +1,9 @@
 // Gradients of the token-by-token delta rule on CUDA, in the three passes of cpu/delta_rule/backward.h, which
 // has the equations.
 //
-// A CTA has up to 128 columns of a value head's state, and writes its sums over these columns to a workspace. Two
-// more kernels add the sums over slices of columns, heads of a group and tokens, in a fixed order without atomics.
+// A CTA has up to 128 columns of a value head's state, and writes its sums over these columns to a workspace.
+// Two more kernels add the sums over slices of columns, heads of a group and tokens, in a fixed order without
+// atomics.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/columns.cuh>
@@ -191,9 +192,9 @@ __global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
   gradient.forward_pass(state);
 }
 
-// Compute dq and dk of a token and head of q and k. A warp adds the sums of the group's heads and of the slices,
-// then differentiates the normalisation: for y = x f, dx = f (dy - y <y, dy>). It adds <q, dq> of each value head to
-// the terms of its gate.
+// Compute dq and dk of a token and head of q and k. A warp adds the sums of the group's heads and of the
+// slices, then differentiates the normalisation: for y = x f, dx = f (dy - y <y, dy>). It adds <q, dq> of
+// each value head to the terms of its gate.
 template <typename T>
 __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int columns) {
   const DeltaRuleInputs& in = p.in;

@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
       }
     }
     if constexpr (!kRowGate) state.scale(pending_decay);
-    // A group of tokens ends at every checkpoint. All threads of the CTA find the same row, and load the next tokens
-    // after a barrier.
+    // A group of tokens ends at every checkpoint. All threads of the CTA find the same row, and load the next
+    // tokens after a barrier.
     const int64_t row = p.checkpoint_row(block.sequence, first + count - block.tokens.begin);
     if (row >= 0)
       store_columns(shared.columns, state, in, p.checkpoints, p.checkpoint_dtype, row * heads + block.value_head,

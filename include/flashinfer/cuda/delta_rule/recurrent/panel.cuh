@@ -1,6 +1,6 @@
-// Register layout of the recurrent kernel: eight threads share four columns of a state, and each has an eighth of the
-// rows. A thread reads an element of q or k from smem once for four columns. With fewer columns per thread, smem
-// reads would bound the kernel.
+// Register layout of the recurrent kernel: eight threads share four columns of a state, and each has an
+// eighth of the rows. A thread reads an element of q or k from smem once for four columns. With fewer columns
+// per thread, smem reads would bound the kernel.
 #pragma once
 
 #include <flashinfer/cuda/tile/reduce.cuh>
@@ -18,8 +18,8 @@ struct DeltaPanel {
   static __device__ __forceinline__ int part() { return static_cast<int>(threadIdx.x) % kParts; }
   // Return the first column of this thread.
   static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) / kParts * kColumns; }
-  // Eight threads share eight products, with k and with q for each of four columns. A thread receives one of them:
-  // product_column() is its column, and is_query_product() is true for a product with q.
+  // Eight threads share eight products, with k and with q for each of four columns. A thread receives one of
+  // them: product_column() is its column, and is_query_product() is true for a product with q.
   static __device__ __forceinline__ int product_column() { return column() + part() % kColumns; }
   static __device__ __forceinline__ bool is_query_product() { return part() >= kColumns; }
   // Return the row of the state that element i holds.

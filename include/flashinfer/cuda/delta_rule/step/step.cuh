@@ -1,10 +1,11 @@
 // The delta rule for a few tokens on CUDA, as in decoding. States are nearly all of the traffic.
 // common/delta_rule.h has the equations.
 //
-// A CTA has 64 columns of a head's state in registers. A line is contiguous in memory: a row of the state, or a column
-// if columns come first. A thread loads four adjacent elements of a line at a time. One pass over the state before its
-// update gives both products, since S' q = S~' q + u (k' q). Each kernel reads and writes a state once. Loads
-// and stores carry an evict-first hint: without it, a tenth more moves between L2 and memory.
+// A CTA has 64 columns of a head's state in registers. A line is contiguous in memory: a row of the state, or
+// a column if columns come first. A thread loads four adjacent elements of a line at a time. One pass over
+// the state before its update gives both products, since S' q = S~' q + u (k' q). Each kernel reads and
+// writes a state once. Loads and stores carry an evict-first hint: without it, a tenth more moves between L2
+// and memory.
 #pragma once
 
 #include <type_traits>
@@ -59,8 +60,8 @@ struct StepShared {
   float u[kStepColumns];
 };
 
-// Elements of a token that a thread loads: one of q or k, one of v or beta, and gates. A thread issues all loads before
-// it waits for the first.
+// Elements of a token that a thread loads: one of q or k, one of v or beta, and gates. A thread issues all
+// loads before it waits for the first.
 template <typename T, int kKeys, bool kRowGate>
 struct StepToken {
   static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
@@ -138,8 +139,8 @@ struct StepState {
   static __device__ __forceinline__ int in_line() { return static_cast<int>(threadIdx.x) % kLanes * 4; }
   static __device__ __forceinline__ int line(int j) { return j * kLines + static_cast<int>(threadIdx.x) / kLanes; }
 
-  // Lines of a thread, for columns from `first` on. start: offset of its first element. left: number of lines from
-  // its first line on.
+  // Lines of a thread, for columns from `first` on. start: offset of its first element. left: number of lines
+  // from its first line on.
   struct Lines {
     int start, stride, left;
 

@@ -1,5 +1,5 @@
-// Instances of the 9.0a kernels of grouped GEMM. Each has a file of its own in csrc/gemm/, so that they compile in
-// parallel. They return false if the module has no code for the device.
+// Instances of the 9.0a kernels of grouped GEMM. Each has a file of its own in csrc/gemm/, so that they
+// compile in parallel. They return false if the module has no code for the device.
 #pragma once
 
 #include <flashinfer/common/gemm.h>

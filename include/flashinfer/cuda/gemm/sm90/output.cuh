@@ -1,5 +1,6 @@
-// Epilogue of a warpgroup. It stores all tokens of a tile, and 64 columns of the output. wgmma computed the transposed
-// tile, with weights (columns of the output) as rows, so an accumulator has its adjacent elements in different tokens.
+// Epilogue of a warpgroup. It stores all tokens of a tile, and 64 columns of the output. wgmma computed the
+// transposed tile, with weights (columns of the output) as rows, so an accumulator has its adjacent elements
+// in different tokens.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,8 @@ struct GemmOutput {
   uint32_t buffer;       // buffer of this warpgroup
   int thread = static_cast<int>(threadIdx.x) % 128;
 
-  // The asm statement stops the compiler from holding addresses over tiles: the accumulators need the registers.
+  // The asm statement stops the compiler from holding addresses over tiles: the accumulators need the
+  // registers.
   __device__ __forceinline__ GemmOutput(const GemmParams& params, const GemmSettings& settings_,
                                         const CUtensorMap& map_, const GemmTile& tile_, int group_, int64_t column_,
                                         uint32_t buffer_)
@@ -37,15 +39,15 @@ struct GemmOutput {
     asm volatile("" : "+r"(buffer), "+r"(thread));
   }
 
-  // Store 128 bytes of each token through smem, 16 bytes per thread. Rows after the end of the group belong to another
-  // group and are not stored.
+  // Store 128 bytes of each token through smem, 16 bytes per thread. Rows after the end of the group belong
+  // to another group and are not stored.
   template <int kN>
   __device__ __forceinline__ void store_tokens_vectors(const float (&d)[kN / 2]) const {
     using Out = typename S::Out;
     using Lines = ChunkedTile<S::kOutRows>;
     const int lane = thread % 32, warp = thread / 32;
-    // stmatrix stores four 8 x 8 matrices, and each lane has the address of one row: weights 0-7 and 8-15 of 8 tokens,
-    // then of the next 8 tokens.
+    // stmatrix stores four 8 x 8 matrices, and each lane has the address of one row: weights 0-7 and 8-15 of
+    // 8 tokens, then of the next 8 tokens.
     const int to_row = lane / 16 * 8 + lane % 8, to_unit = 2 * warp + lane / 8 % 2;
     const int unit = thread % 8, from_row = thread / 8;
     const int64_t at = column + unit * 8;
@@ -119,7 +121,8 @@ struct GemmOutput {
       *reinterpret_cast<uint4*>(out) = ptx::load_shared_16(buffer + Lines::unit(row, unit));
   }
 
-  // Store any type at any alignment: float32 through smem, 16 or 32 tokens at a time, then element by element.
+  // Store any type at any alignment: float32 through smem, 16 or 32 tokens at a time, then element by
+  // element.
   template <int kN>
   __device__ __forceinline__ void store_tokens_any(const float (&d)[kN / 2]) const {
     constexpr int kRows = kN < 32 || S::kFp8 ? 16 : 32,
@@ -168,8 +171,8 @@ struct GemmOutput {
       const uint32_t buffer = this->buffer + index * 64 * 128;
       if (index == 0) wait_for_stores();
       __syncwarp();
-      // stmatrix stores four 8 x 8 matrices, and each lane has the address of one row: tokens 0-7 and 8-15 of 8
-      // weights, then of the next 8 weights.
+      // stmatrix stores four 8 x 8 matrices, and each lane has the address of one row: tokens 0-7 and 8-15 of
+      // 8 weights, then of the next 8 weights.
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* sums = d + first / 2 + 8 * i;
@@ -218,13 +221,14 @@ struct GemmOutput {
     return __fdividef(gate, 1.0f + __expf(-gate)) * linear;
   }
 
-  // Wait until TMA stores have read the buffer. The first lane of each warp issues the stores and waits for them.
+  // Wait until TMA stores have read the buffer. The first lane of each warp issues the stores and waits for
+  // them.
   __device__ __forceinline__ void wait_for_stores() const {
     if (S::kStores && thread % 32 == 0) ptx::bulk_wait_read<0>();
   }
 
-  // Store whole groups of kStoreRows tokens by TMA, from token `first` of the tile on. A token has `bytes` bytes in
-  // smem.
+  // Store whole groups of kStoreRows tokens by TMA, from token `first` of the tile on. A token has `bytes`
+  // bytes in smem.
   __device__ __forceinline__ void store(uint32_t from, int bytes, int64_t to, int first, int rows) const {
     if (thread % 32) return;
 #pragma unroll 1

@@ -27,8 +27,8 @@ int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   return queries;
 }
 
-// Return the number of splits of the queries of a tile of keys, at most the number of query heads per KV head.
-// The number grows until no CTA has more than 1.1 times the mean work.
+// Return the number of splits of the queries of a tile of keys, at most the number of query heads per KV
+// head. The number grows until no CTA has more than 1.1 times the mean work.
 template <typename S>
 int32_t splits_of(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
   const int32_t group = p.num_qo_heads / p.num_kv_heads, blocks = device_info(device).num_sms;

@@ -11,8 +11,8 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// A work item: the gradients of a tile of keys from `steps` tiles of queries. The tiles of each head are taken
-// from the last to the first.
+// A work item: the gradients of a tile of keys from `steps` tiles of queries. The tiles of each head are
+// taken from the last to the first.
 struct BackwardWork {
   int32_t steps;  // negative: no more work
   int32_t qo_start, qo_len, kv_start, kv_len;

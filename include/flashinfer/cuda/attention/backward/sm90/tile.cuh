@@ -124,8 +124,8 @@ struct BackwardTile {
     ptx::warpgroup_commit();
   }
 
-  // dq = the warpgroup's part of dQ. head_dim 64: 64 of 128 queries, all columns. head_dim 128: all 64 queries, 64
-  // columns.
+  // dq = the warpgroup's part of dQ. head_dim 64: 64 of 128 queries, all columns. head_dim 128: all 64
+  // queries, 64 columns.
   __device__ __forceinline__ void multiply_logits(float (&dq)[32], int use) const {
     const int of_queries = S::kChunks == 1 ? group : 0, of_columns = S::kChunks == 1 ? 0 : group;
     const uint64_t a = S::Keys::n_contiguous(shared.logits(use) + of_queries * S::Keys::kChunkBytes);

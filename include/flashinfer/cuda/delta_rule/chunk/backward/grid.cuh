@@ -1,5 +1,5 @@
-// Work order of the gradient kernel. From outermost to innermost, the loops run over items (a chunk and a head of q
-// and k), parts of the keys, value heads of the group, and slices of columns.
+// Work order of the gradient kernel. From outermost to innermost, the loops run over items (a chunk and a
+// head of q and k), parts of the keys, value heads of the group, and slices of columns.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/chunk.cuh>

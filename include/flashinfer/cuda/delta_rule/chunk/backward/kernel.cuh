@@ -3,9 +3,9 @@
 //   dP = scale lower(dO u') Gam    X = -strict lower(dR u') Gam    dq = dP k + scale e^G dO S'
 //   row = -e^G dR S' + X k    col = dP' q + X' k + e^(Gn-G) u D'    dk = row + col
 //   dbeta = <dy, r>, on the diagonal of dy r'    dV = dR = B dy
-// dy and r come from different CTAs of scan.cuh, rounded to T. Of the error of dbeta in bfloat16, 3.4e-3, these two
-// roundings are 1.6e-3 each. P, D and e^G dO, also operands of T, are 1.1e-3 to 1.4e-3 each. For similar keys the
-// error is 8e-3: Z, P and B du are 4e-3 each.
+// dy and r come from different CTAs of scan.cuh, rounded to T. Of the error of dbeta in bfloat16, 3.4e-3,
+// these two roundings are 1.6e-3 each. P, D and e^G dO, also operands of T, are 1.1e-3 to 1.4e-3 each. For
+// similar keys the error is 8e-3: Z, P and B du are 4e-3 each.
 //   dg_t = <D, S after the chunk> + sum over i >= t of <q_i, dq_i> + <k_i, row_i> - <k_i, col_i>
 // If q and k are normalised, the sums are gradients times the L2 factor. On Hopper a CTA computes several
 // chunks and copies the next one meanwhile.
@@ -95,8 +95,8 @@ struct DeltaGradients : DeltaGradientSlices<Shape> {
     ptx::cp_async_commit();
   }
 
-  // Add a slice of columns to the sums, and its part of <D, S> to `state_dot`. Thread 0 computes the cursor of three
-  // steps later while products are in flight.
+  // Add a slice of columns to the sums, and its part of <D, S> to `state_dot`. Thread 0 computes the cursor
+  // of three steps later while products are in flight.
   __device__ __forceinline__ void add_slice(int step, GradientSums& sums, float& state_dot) const {
     const Stage& stage = shared.stages[step % 2];
     const Cursor& at = shared.cursors[step % 4];

@@ -1,9 +1,9 @@
-// Matrix products of a chunk's gradients. A slice of columns contributes to dP or X, dO S', dR S' and u D'. After all
-// slices come the products with dP and X.
+// Matrix products of a chunk's gradients. A slice of columns contributes to dP or X, dO S', dR S' and u D'.
+// After all slices come the products with dP and X.
 //
-// Four warps cover the tokens of the chunk. There are two such sets, one for each half of the keys. The first set
-// computes dP, the second X. DeltaWarpGradients uses mma.sync, DeltaWarpgroupGradients uses wgmma with both
-// operands in smem.
+// Four warps cover the tokens of the chunk. There are two such sets, one for each half of the keys. The first
+// set computes dP, the second X. DeltaWarpGradients uses mma.sync, DeltaWarpgroupGradients uses wgmma with
+// both operands in smem.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/products.cuh>

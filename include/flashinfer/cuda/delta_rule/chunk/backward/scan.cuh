@@ -47,7 +47,8 @@ struct DeltaResidualStaging : DeltaStateStaging<Shape> {
   DeltaBlock16 r[kDeltaChunk / 16];
 };
 
-// Bytes of smem after the stages: staging blocks of all warps, then the exchange buffer for sums of key parts.
+// Bytes of smem after the stages: staging blocks of all warps, then the exchange buffer for sums of key
+// parts.
 template <typename Shape, typename Staging>
 constexpr int kDeltaStagingBytes = Shape::kWgmma ? Shape::kWarps * static_cast<int>(sizeof(Staging)) : 0;
 template <typename Shape, typename Staging>

@@ -1,5 +1,5 @@
-// Both scans of the chunk gradients, for calls with fewer heads than SMs. Their time is the latency of a chunk times
-// the number of chunks.
+// Both scans of the chunk gradients, for calls with fewer heads than SMs. Their time is the latency of a
+// chunk times the number of chunks.
 //
 // Two warps have 16 columns each and advance D. Two more compute the terms of the next chunk that need no D,
 // P' dO and scale Q' (e^G dO), and store the results of the previous chunk. Four producer warps issue copies:
@@ -61,7 +61,8 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     warp %= Shape::kWarps;
   }
 
-  // Copy inputs of chunk `number` and of chunk number - 1, the next one of this scan. One of the two may not exist.
+  // Copy inputs of chunk `number` and of chunk number - 1, the next one of this scan. One of the two may not
+  // exist.
   __device__ __forceinline__ void load(Stage& to, int64_t number, int64_t count) const {
     if (number < count) {
       const DeltaTerms& from = workspace.terms[this->index(number)];
@@ -153,8 +154,8 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   }
 };
 
-// Chunk i is the i-th from the end. In step i, kStateRole advances D over chunk i, kTermRole prepares chunk i + 1 and
-// stores chunk i - 1, and the producers copy the inputs of step i + 2.
+// Chunk i is the i-th from the end. In step i, kStateRole advances D over chunk i, kTermRole prepares chunk i
+// + 1 and stores chunk i - 1, and the producers copy the inputs of step i + 2.
 template <typename Shape>
 __device__ __forceinline__ void split_backward(const DeltaSplitBackward<Shape>& scan,
                                                DeltaSplitBackwardShared<Shape>& shared) {

@@ -2,9 +2,9 @@
 // of every chunk and value head, and the rows of k and q times e^G. chunk.cuh has the equations.
 //
 // A warp has a block of 16 rows. Within a block, the decays between two rows are multiplied one by one.
-// Between blocks, tensor cores compute the products. The newer row is multiplied by the decays from the start of its
-// block, the older row by the decays to the end of its block. Decays are multiplied as they are, without logarithms:
-// none exceeds 1, and a decay of 0 stays exact.
+// Between blocks, tensor cores compute the products. The newer row is multiplied by the decays from the start
+// of its block, the older row by the decays to the end of its block. Decays are multiplied as they are,
+// without logarithms: none exceeds 1, and a decay of 0 stays exact.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/solve.cuh>
@@ -102,8 +102,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     sync();  // warps then scale their rows in place, which others may still be reading
   }
 
-  // Compute L and P within a block, without the rows' factors. In each half of the warp, lanes 0 to 7 have columns
-  // of L and lanes 8 to 15 columns of P. Lane l has column 2 (l % 8) + half.
+  // Compute L and P within a block, without the rows' factors. In each half of the warp, lanes 0 to 7 have
+  // columns of L and lanes 8 to 15 columns of P. Lane l has column 2 (l % 8) + half.
   __device__ __forceinline__ void correlate_block() const {
     const int half = lane / 16, channel = lane % 16 * kPairChannels;
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
@@ -136,8 +136,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Multiply rows by decays. Rows for products with the state go to gmem, rows for products between blocks to smem.
-  // The decays of all blocks must be visible.
+  // Multiply rows by decays. Rows for products with the state go to gmem, rows for products between blocks to
+  // smem. The decays of all blocks must be visible.
   __device__ __forceinline__ void store_rows(Terms& to) const {
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
     const int channel = kLaneChannels * lane;

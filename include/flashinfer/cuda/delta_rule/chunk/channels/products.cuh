@@ -1,8 +1,8 @@
 // Matrix products of the gradients with a decay per channel. A warp has 16 rows and half of the channels.
 //
-// This file computes the terms between blocks of 16 rows. The rows of q and k contain the decay from or to the border
-// of their block. Each further block multiplies the sums by its decay. channels/gradients.cuh adds the terms within a
-// block.
+// This file computes the terms between blocks of 16 rows. The rows of q and k contain the decay from or to
+// the border of their block. Each further block multiplies the sums by its decay. channels/gradients.cuh adds
+// the terms within a block.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/slice.cuh>

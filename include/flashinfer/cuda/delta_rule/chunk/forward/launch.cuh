@@ -9,8 +9,8 @@
 
 namespace flashinfer::cuda {
 
-// Largest smem of the kernels that serve all architectures. GPUs of compute capability 8.0 have as much. GPUs of 8.6
-// have less, and use the recurrent kernel.
+// Largest smem of the kernels that serve all architectures. GPUs of compute capability 8.0 have as much. GPUs
+// of 8.6 have less, and use the recurrent kernel.
 constexpr int kChunkSharedBytes = 163 << 10;
 
 // Return true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
@@ -54,8 +54,8 @@ void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body&
   if (in.value_dim > 32 && delta_blocks(in, 64) >= enough) return body(DeltaWarpShape<T, kKeys, 4, 0, kChannels>{});
   body(DeltaWarpShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
 }
-// Call body with a CTA shape. On 9.0 it takes the narrowest shape whose CTAs run in one wave. The choice follows the
-// times of all shapes on an H200.
+// Call body with a CTA shape. On 9.0 it takes the narrowest shape whose CTAs run in one wave. The choice
+// follows the times of all shapes on an H200.
 template <typename T, int kKeys, typename Body>
 void with_scan_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t num_sms = device_info(where.device).num_sms;
@@ -83,8 +83,8 @@ bool launch_delta_split(const DeltaRuleParams& p, const Launch& where) {
   return true;
 }
 
-// Return the number of CTAs that prepare terms while others scan, or 0 if preparing all terms first is faster.
-// On an H200, an SM prepares a chunk in 3.8 us, and a scan step takes 1.4 us.
+// Return the number of CTAs that prepare terms while others scan, or 0 if preparing all terms first is
+// faster. On an H200, an SM prepares a chunk in 3.8 us, and a scan step takes 1.4 us.
 template <typename Shape>
 int64_t delta_preparing_blocks(const DeltaRuleInputs& in, const Launch& where) {
   const int64_t num_sms = device_info(where.device).num_sms, scanning = delta_blocks(in, Shape::kColumns);

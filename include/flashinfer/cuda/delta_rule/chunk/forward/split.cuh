@@ -1,8 +1,8 @@
-// Forward scan for calls with fewer heads than SMs. Their time is the latency of a chunk times the number of chunks,
-// so states do not wait for outputs.
+// Forward scan for calls with fewer heads than SMs. Their time is the latency of a chunk times the number of
+// chunks, so states do not wait for outputs.
 //
-// Two warps have 16 columns each and advance the state. They store the state and u to smem. From these, two more
-// warps compute the output of the previous chunk. Two producer warps copy two chunks ahead.
+// Two warps have 16 columns each and advance the state. They store the state and u to smem. From these, two
+// more warps compute the output of the previous chunk. Two producer warps copy two chunks ahead.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/forward/kernel.cuh>

@@ -1,8 +1,8 @@
 // Forward scan on Hopper for calls with fewer heads than SMs.
 //
-// One warpgroup advances the states of 64 columns, and stores states and u to a ring in smem. From these, a second
-// warpgroup computes outputs, with tokens as rows. A third one is the producer. If many SMs are idle, more CTAs of
-// the launch prepare the terms of chunks while the scan runs.
+// One warpgroup advances the states of 64 columns, and stores states and u to a ring in smem. From these, a
+// second warpgroup computes outputs, with tokens as rows. A third one is the producer. If many SMs are idle,
+// more CTAs of the launch prepare the terms of chunks while the scan runs.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/forward/kernel.cuh>
@@ -139,16 +139,16 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   }
 };
 
-// Ready flags of terms that the first `blocks` CTAs of the same launch prepare. The preparing CTAs never wait. CUDA
-// does not define the order in which CTAs start. The launch therefore has at most one CTA per SM
-// (delta_preparing_blocks), so that all run at once and none waits for a CTA that cannot start. The sequences advance
-// in lockstep. With blocks = 0 all terms are ready.
+// Ready flags of terms that the first `blocks` CTAs of the same launch prepare. The preparing CTAs never
+// wait. CUDA does not define the order in which CTAs start. The launch therefore has at most one CTA per SM
+// (delta_preparing_blocks), so that all run at once and none waits for a CTA that cannot start. The sequences
+// advance in lockstep. With blocks = 0 all terms are ready.
 struct DeltaTermFlags {
   uint32_t blocks;
   uint32_t* flags;  // per chunk and value head, initially 0
 
-  // Waits at every kAhead-th chunk for the flags of kAhead chunks, one per lane. One read takes nearly as long as a
-  // chunk, so flags are not read one by one.
+  // Waits at every kAhead-th chunk for the flags of kAhead chunks, one per lane. One read takes nearly as
+  // long as a chunk, so flags are not read one by one.
   static constexpr int kAhead = 8;
   template <typename Scan>
   __device__ __forceinline__ void wait(const Scan& scan, int chunk, int count) const {

@@ -5,7 +5,8 @@
 
 namespace flashinfer {
 
-// output = input * factor * ... * factor, `power` times, rounded to float32 each time and to the element type once.
+// output = input * factor * ... * factor, `power` times, rounded to float32 each time and to the element type
+// once.
 struct ScaleParams {
   const void* input;
   void* output;

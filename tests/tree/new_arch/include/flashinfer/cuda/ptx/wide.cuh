@@ -1,4 +1,5 @@
-// Accesses of 32 bytes by one thread, which GPUs have from compute capability 10.0 on. Addresses are multiples of 32.
+// Accesses of 32 bytes by one thread, which GPUs have from compute capability 10.0 on. Addresses are
+// multiples of 32.
 #pragma once
 
 #include <cstdint>
