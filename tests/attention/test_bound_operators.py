@@ -15,7 +15,7 @@ from ..support.plans import bound_calls, plan_of
 from .test_bound import DIM, HEADS, KV_HEADS, PAGE, drawn, handle_of, inputs, namespace_of, planned
 
 
-@pytest.fixture(params=["decode", "prefill"])
+@pytest.fixture(params=[pytest.param("decode", marks=pytest.mark.slow), "prefill"])
 def operators(request, device):
     """Return a wrapper, and arguments of each operator of its module."""
     if request.param == "decode":

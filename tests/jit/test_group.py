@@ -137,6 +137,7 @@ def test_a_leader_that_is_killed_while_it_builds(ranks):
     assert error["ranks"] == [4] and "rank 4 is still building, or gone after 15 s" in error["text"]
 
 
+@pytest.mark.slow
 def test_a_host_without_a_compiler(ranks, compilers_started, tmp_path, monkeypatch):
     """Its error is raised by all ranks. If the other host publishes, it fetches instead."""
     error = assert_same_error(ranks({"cold": ALL}, CXX="/nowhere/g++")["cold"], "ToolchainError")

@@ -76,7 +76,7 @@ def test_every_public_function_is_here():
     assert {name.split()[0] for name in CASES} == set(functions()) - ATTENTION - elsewhere
 
 
-@pytest.mark.slow_beyond(12)
+@pytest.mark.slow_beyond(8)
 def test_sizes_make_one_graph(name, device):
     case = public_cases(device)[name]
     with allowed(name):
@@ -89,7 +89,7 @@ def test_sizes_make_one_graph(name, device):
                 check(compiled, case, case.arguments(size))
 
 
-@pytest.mark.slow_beyond(12)
+@pytest.mark.slow_beyond(8)
 def test_unbacked_sizes(name, device):
     """The graph may not assume that an unbacked size differs from 0 and 1."""
     case = public_cases(device)[name]
@@ -112,7 +112,7 @@ def twelve(case: Case) -> list[dict[str, float]]:
     return [dict(zip(case.numbers, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-@pytest.mark.slow_beyond(24)
+@pytest.mark.slow_beyond(12)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in CASES if public_cases("cpu")[name].numbers])
 def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, device):
@@ -124,7 +124,7 @@ def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, dev
     assert 1 <= graphs() <= 2, case.numbers
 
 
-@pytest.mark.slow_beyond(24)
+@pytest.mark.slow_beyond(12)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in CASES if has_gradients(public_cases("cpu")[name])])
 def test_numbers_and_gradients(name, dynamic, device):

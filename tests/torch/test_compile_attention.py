@@ -53,7 +53,7 @@ def test_every_function_and_wrapper_is_here():
     assert {name.split()[0] for name in NAMES} | set(OWN) == wrappers | (attention & set(functions()))
 
 
-@pytest.mark.slow_beyond(5)
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_sizes_and_plans_make_one_graph(name, device):
     sample = samples(device)[name]
@@ -68,7 +68,7 @@ def test_sizes_and_plans_make_one_graph(name, device):
             check(compiled, sample, sample.inputs(size))
 
 
-@pytest.mark.slow_beyond(5)
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_unbacked_sizes(name, device):
     sample = samples(device)[name]
@@ -91,7 +91,7 @@ def twelve(numbers: tuple[str, ...]) -> list[dict[str, float]]:
     return [dict(zip(numbers, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-@pytest.mark.slow_beyond(5)
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in NAMES if samples("cpu")[name].numbers])
 def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, device):
@@ -107,7 +107,7 @@ def test_twelve_values_of_the_numbers_make_two_graphs_at_most(name, dynamic, dev
     assert 1 <= graphs() <= 2, sample.numbers
 
 
-@pytest.mark.slow_beyond(5)
+@pytest.mark.slow_beyond(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", [name for name in NAMES if samples("cpu")[name].plan_numbers])
 def test_twelve_plans_make_two_graphs_at_most(name, dynamic, device):
