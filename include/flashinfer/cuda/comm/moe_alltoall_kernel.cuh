@@ -20,12 +20,21 @@ constexpr int kMoeCtas = 8;  // of an SM
 template <typename Unit, typename PlaceOf>
 __device__ __forceinline__ void copy_units(const CommGroup& group, uint32_t ranks, const void* from, int64_t bytes,
                                            const PlaceOf& place) {
-  for (int64_t i = threadIdx.x; i < bytes / static_cast<int64_t>(sizeof(Unit)); i += blockDim.x) {
-    const Unit value = static_cast<const Unit*>(from)[i];
+  const int count = static_cast<int>(bytes / static_cast<int64_t>(sizeof(Unit)));
+  for (int first = threadIdx.x; first < count; first += kLoadsInFlight * blockDim.x) {
+    Unit values[kLoadsInFlight];
+    const auto for_units = [&](const auto& use) {
+#pragma unroll
+      for (int j = 0; j < kLoadsInFlight; ++j)
+        if (const int i = first + j * static_cast<int>(blockDim.x); i < count) use(i, values[j]);
+    };
+    for_units([&](int i, Unit& value) { value = static_cast<const Unit*>(from)[i]; });
     for (int distance = 1; distance <= group.ranks; ++distance) {
       const int rank =
           group.rank + distance < group.ranks ? group.rank + distance : group.rank + distance - group.ranks;
-      if (ranks >> rank & 1) reinterpret_cast<Unit*>(place(rank))[i] = value;
+      if (!(ranks >> rank & 1)) continue;
+      Unit* to = reinterpret_cast<Unit*>(place(rank));
+      for_units([&](int i, const Unit& value) { to[i] = value; });
     }
   }
 }
@@ -41,7 +50,8 @@ __device__ __forceinline__ void copy_row(const CommGroup& group, uint32_t ranks,
   }
 }
 
-static __global__ void __launch_bounds__(kMoeThreads) moe_dispatch_kernel(const __grid_constant__ MoeDispatchParams p) {
+static __global__ void __launch_bounds__(kMoeThreads, 3)
+    moe_dispatch_kernel(const __grid_constant__ MoeDispatchParams p) {
   const CommGroup& group = p.call.group;
   const int64_t most = p.call.rows;
   wait_for_inputs();
@@ -79,7 +89,7 @@ static __global__ void __launch_bounds__(kCommThreads) moe_meet_kernel(const __g
   end_call(p, p.group.ranks, epoch, failure);
 }
 
-static __global__ void __launch_bounds__(kMoeThreads) moe_return_kernel(const __grid_constant__ MoeCombineParams p) {
+static __global__ void __launch_bounds__(kMoeThreads, 3) moe_return_kernel(const __grid_constant__ MoeCombineParams p) {
   const CommGroup& group = p.call.group;
   const int64_t most = p.call.rows, bytes = p.call.row_bytes;
   wait_for_inputs();
