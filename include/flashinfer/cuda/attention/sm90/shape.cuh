@@ -92,7 +92,7 @@ struct Shape : Types_, Tile_ {
   using WorkRing = Ring<kWorkSlots>;
   using RawRing = Ring<Tile::kRawStages>;
   // If rows are gathered, the third producer warp copies about a third of the rows of each tile. The tables
-  // have the address of each row of a tile, one for keys and one for values.
+  // have the byte offset of each row of a tile, one for keys and one for values.
   static constexpr int kThirdWarpRows = kFp8 ? 0 : (Tile::kKeys / 3 + 8) / 16 * 16;
   static constexpr int kTablesAt = kWorkAt + kWorkBytes, kTableBytes = Tile::kKeys * 8;
   static constexpr int kBarriersAt = kTablesAt + 2 * kTableBytes;
