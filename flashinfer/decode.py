@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ._attention.accepted import check_backend, check_hints, check_queries, check_run, default_rule
+from ._attention.accepted import check_backend, check_hints, check_queries, check_run
 from ._attention.arguments import NON_CAUSAL, PagedCache, layout_of, logits_of
 from ._attention.bound import BoundCalls
 from ._attention.engines import equal_offsets, fast_decode_plan
@@ -196,6 +196,8 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
         ValueError, TypeError: buffers, a layout or a backend that do not fit.
     """
 
+    _few_queries = True
+
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -304,7 +306,7 @@ class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
             (pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
             (fixed_split_size, disable_split_kv),
             page_size,
-            default=default_rule(not self._use_cuda_graph),
+            default=self._default_rule,
         )
         indptr = index_table(op, "indptr", indptr)
         indices, last = index_table(op, "indices", indices), index_table(op, "last_page_len", last_page_len)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._ops.indices import index_table
-from .accepted import check_hints, check_run, default_rule
+from .accepted import check_hints, check_run
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache
 from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
@@ -166,7 +166,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             (pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
             (fixed_split_size, disable_split_kv),
             page_size,
-            default=default_rule(few_queries=False),
+            default=self._default_rule,
         )
         queries, indptr = index_table(op, "qo_indptr", qo_indptr), index_table(op, _TABLES[0], paged_kv_indptr)
         indices, last = (

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._ops.indices import index_table
-from .accepted import check_hints, default_rule
+from .accepted import check_hints
 from .arguments import CAUSAL, NON_CAUSAL
 from .masks import mask_request
 from .prefill_wrapper import BatchPrefill
@@ -100,7 +100,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
             bool(causal),
             (pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta),
             (fixed_split_size, disable_split_kv),
-            default=default_rule(few_queries=False),
+            default=self._default_rule,
         )
         masks = mask_request(
             op, custom_mask, packed_custom_mask, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len,

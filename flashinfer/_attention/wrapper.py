@@ -14,6 +14,7 @@ from .._ops.scalars import numbers_of
 from .._ops.tensors import check_count, check_device, check_tensor, check_vector
 from ..jit.module import JitSpec
 from ..utils import canonicalize_torch_dtype
+from .accepted import default_rule
 from .arguments import (
     PagedCache,
     caches_of,
@@ -39,6 +40,7 @@ class BatchWrapper(NoCopies, Planner):
     """Base of the public wrappers: one plan, and the runs of its batch."""
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
+    _few_queries = False  # of each request
     # Names of a custom variant's tensors, and the number of all its parameters.
     _variant_parameters: tuple[tuple[str, ...], int] = ((), 0)
 
@@ -56,6 +58,7 @@ class BatchWrapper(NoCopies, Planner):
         self._layout = layout_of(self._name, kv_layout)
         self._kv_layout = kv_layout
         self._use_cuda_graph = bool(use_cuda_graph)
+        self._default_rule = default_rule(self._few_queries and not self._use_cuda_graph)  # plans read no environment
         check_tensor(self._name, "float_workspace_buffer", float_workspace_buffer)
         self._scheduler = Scheduler(f"{self._name}.plan", float_workspace_buffer, self._use_cuda_graph)
         self.device = self._scheduler.device

@@ -62,6 +62,7 @@ class MlaWrapper(NoCopies):
     ) -> None:
         self._name = type(self).__name__
         self._use_cuda_graph, self._backend = bool(use_cuda_graph), backend
+        self._default_rule = default_rule(not self._use_cuda_graph)
         check_tensor(self._name, "float_workspace_buffer", float_workspace_buffer)
         self._scheduler = Scheduler(f"{self._name}.plan", float_workspace_buffer, self._use_cuda_graph)
         self.device = self._scheduler.device
@@ -125,7 +126,7 @@ class MlaWrapper(NoCopies):
         op = self._scheduler.op
         dtype, kv_dtype, numbers = kind_of(
             op, self.device, *head_dims, last_page, num_heads, page_size, causal, sm_scale, q_data_type, kv_data_type,
-            *default_rule(not self._use_cuda_graph),
+            *self._default_rule,
         )  # fmt: skip
         queries = None if last_page else index_table(op, names[0], qo_indptr)
         indptr, indices = index_table(op, names[1], kv_indptr), index_table(op, names[2], kv_indices)
