@@ -25,7 +25,8 @@ from ..support.attention_oracle import (
     workspace,
 )
 
-HEADS, KV_HEADS, DIM, DTYPE = 6, 2, 64, variant_dtype(DEVICES[-1])
+HEADS, KV_HEADS, DIM = 6, 2, 64
+DTYPE = torch.bfloat16 if "cuda" in DEVICES else variant_dtype("cpu")
 
 
 def wrapper_of(device: str, graph: int = 0, **options: Any) -> flashinfer.BatchDecodeWithPagedKVCacheWrapper:

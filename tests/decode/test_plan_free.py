@@ -19,6 +19,8 @@ from ..support.attention_oracle import Paged, assert_near, batch_attention, draw
 
 HEADS, KV_HEADS, DIM = 6, 2, 64
 E4M3 = torch.float8_e4m3fn
+# Dtype of queries over caches of 8 bits: a CPU shares modules with other tests, a GPU has the one of engines.
+DTYPE_OF_8_BITS = {"cpu": torch.float16, "cuda": torch.bfloat16}
 
 
 def poisoned(device: str, size: int = 32 << 20) -> torch.Tensor:
@@ -93,7 +95,7 @@ def test_groups_of_heads(heads, device):
 @pytest.mark.parametrize("kind", ["numbers", "tensors"])
 def test_caches_of_8_bits(q_len, kind, device):
     lens = drawn_lens(q_len)
-    batch = Drawn(device, lens, counts=[q_len] * len(lens), kv_dtype=E4M3, dtype=torch.float16)
+    batch = Drawn(device, lens, counts=[q_len] * len(lens), kv_dtype=E4M3, dtype=DTYPE_OF_8_BITS[device])
     scales = dict(bmm1_scale=0.7 * DIM**-0.5, bmm2_scale=1.7)
     if kind == "tensors":
         scales = {name: torch.tensor(number, device=device) for name, number in scales.items()}
@@ -201,7 +203,7 @@ def test_masks_in_a_window(device):
 
 @pytest.mark.slow
 def test_masks_with_caches_of_8_bits(device):
-    batch = Drawn(device, [20, 900], counts=[5, 5], kv_dtype=E4M3, dtype=torch.float16)
+    batch = Drawn(device, [20, 900], counts=[5, 5], kv_dtype=E4M3, dtype=DTYPE_OF_8_BITS[device])
     masks = [torch.rand(5, 5) < 0.5 for _ in "12"]
     bits = packed(masks, 2).view(2, 5, 2).to(device)
     scale = torch.tensor(0.2, device=device)
@@ -266,7 +268,9 @@ def test_the_form_of_xqa(device):
     lens, scale = [1, 77, 2000], 0.9
     for q_len, window in ((1, 0), (1, 50), (4, 50)):
         counts = [q_len] * len(lens)
-        batch = Drawn(device, [max(n, q_len) for n in lens], counts=counts, kv_dtype=E4M3, dtype=torch.float16)
+        batch = Drawn(
+            device, [max(n, q_len) for n in lens], counts=counts, kv_dtype=E4M3, dtype=DTYPE_OF_8_BITS[device]
+        )
         given, sinks = batch.arguments, torch.randn(KV_HEADS, HEADS // KV_HEADS, device=device)
         shape = (len(lens), 1, HEADS, DIM) if q_len == 1 else (len(lens), 1, q_len, HEADS, DIM)
         output = torch.full_like(batch.q, math.nan).view(shape)
@@ -285,7 +289,7 @@ def test_the_form_of_xqa(device):
 
 
 def test_the_form_of_trtllm(device):
-    batch = Drawn(device, drawn_lens(), layout="HND", form="one", kv_dtype=E4M3, dtype=torch.float16)
+    batch = Drawn(device, drawn_lens(), layout="HND", form="one", kv_dtype=E4M3, dtype=DTYPE_OF_8_BITS[device])
     given = [batch.arguments[n] for n in ("query", "kv_cache", "workspace_buffer", "block_tables", "seq_lens")]
     want = batch.wanted(sm_scale=0.2, window_left=600) * 1.1
     got = trtllm_batch_decode_with_kv_cache(
