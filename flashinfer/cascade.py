@@ -21,6 +21,7 @@ from ._attention.merge import merge_state, merge_state_in_place, merge_states
 from ._attention.plan import NoCopies
 from ._attention.segments import variable_length_merge_states
 from ._ops.arguments import check_equal, check_items, check_planned
+from ._ops.errors import call_as
 from ._ops.indices import index_tables
 from ._ops.numbers import check_option, check_range, whole
 from ._ops.tensors import check_dims, check_tensor
@@ -38,6 +39,42 @@ __all__ = [
     "merge_states",
     "variable_length_merge_states",
 ]
+
+
+# Errors of inner wrappers use these names: an argument there -> its name here.
+_OF_LEVEL = {
+    **{name: f"{name}_arr" for name in ("qo_indptr", "paged_kv_indptr", "paged_kv_indices")},
+    **{f"{name}_buf": f"{name}_buf_arr" for name in ("qo_indptr", "paged_kv_indptr", "paged_kv_indices")},
+    "paged_kv_last_page_len": "paged_kv_last_page_len",
+    "paged_kv_last_page_len_buf": "paged_kv_last_page_len_buf_arr",
+    "int_workspace_buffer": "int_workspace_buffers",
+}
+_OF_UNIQUE = {
+    **{name: f"unique_kv_{name}" for name in ("indptr", "indices", "last_page_len")},
+    **dict.fromkeys(("q_data_type", "kv_data_type"), "data_type"),
+}
+_OF_PARTS = {
+    "k": "k_shared", "v": "v_shared", "v_other": "v_shared", "paged_kv_cache": "unique_kv_cache", "q_data_type": "q",
+    "kv_data_type": "unique_kv_cache", "head_dim_qk": "head_dim",
+}  # fmt: skip
+
+
+def _at_level(level: int) -> dict[str, str]:
+    """Return the names of a level's tables and buffers."""
+    return {name: f"{array}[{level}]" for name, array in _OF_LEVEL.items()} | {"head_dim_qk": "head_dim"}
+
+
+def _with_prefix(
+    v: torch.Tensor, s: torch.Tensor, q: torch.Tensor, k_shared: torch.Tensor, v_shared: torch.Tensor, kv_layout: str,
+    sm_scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return the output ``v`` after merging attention over the shared keys into it."""
+    prefix = call_as(
+        _OF_PARTS, single_prefill_with_kv_cache, q, k_shared, v_shared, kv_layout=kv_layout, sm_scale=sm_scale,
+        return_lse=True,
+    )  # fmt: skip
+    call_as(_OF_PARTS, merge_state_in_place, v, s, *prefix)
+    return v
 
 
 class MultiLevelCascadeAttentionWrapper(NoCopies):
@@ -89,7 +126,9 @@ class MultiLevelCascadeAttentionWrapper(NoCopies):
             for name, array in buffers.items():
                 check_items(self._name, name, array, "one for every level", num_levels)
         self._levels = [
-            BatchPrefillWithPagedKVCacheWrapper(
+            call_as(
+                _at_level(level),
+                BatchPrefillWithPagedKVCacheWrapper,
                 float_workspace_buffer,
                 kv_layout,
                 use_cuda_graph,
@@ -119,8 +158,8 @@ class MultiLevelCascadeAttentionWrapper(NoCopies):
         op = f"{self._name}.reset_workspace_buffer"
         check_items(op, "int_workspace_buffers", int_workspace_buffers, "one for every level", self._num_levels)
         self._rows = None
-        for level, buffer in zip(self._levels, int_workspace_buffers, strict=True):
-            level.reset_workspace_buffer(float_workspace_buffer, buffer)
+        for number, (level, buffer) in enumerate(zip(self._levels, int_workspace_buffers, strict=True)):
+            call_as(_at_level(number), level.reset_workspace_buffer, float_workspace_buffer, buffer)
 
     def plan(
         self,
@@ -178,11 +217,12 @@ class MultiLevelCascadeAttentionWrapper(NoCopies):
         self._rows = None  # until all levels are planned
         last = self._num_levels - 1
         for number, (level, *tables) in enumerate(zip(self._levels, *arrays.values(), strict=True)):
-            level.plan(
-                *tables, num_qo_heads, num_kv_heads, head_dim, page_size, causal=causal and number == last,
-                pos_encoding_mode=pos_encoding_mode, use_fp16_qk_reduction=use_fp16_qk_reduction, sm_scale=sm_scale,
-                window_left=window_left, logits_soft_cap=logits_soft_cap, rope_scale=rope_scale,
-                rope_theta=rope_theta, q_data_type=q_data_type,
+            call_as(
+                _at_level(number), level.plan, *tables, num_qo_heads, num_kv_heads, head_dim, page_size,
+                causal=causal and number == last, pos_encoding_mode=pos_encoding_mode,
+                use_fp16_qk_reduction=use_fp16_qk_reduction, sm_scale=sm_scale, window_left=window_left,
+                logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
+                q_data_type=q_data_type,
             )  # fmt: skip
         rows = [level._planned_or_fail("plan").batch.rows for level in self._levels]
         check_equal(op, "qo_indptr_arr", rows, "queries at the levels")
@@ -259,9 +299,9 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(NoCopies):
         Raises:
             ValueError, TypeError: as :meth:`flashinfer.BatchDecodeWithPagedKVCacheWrapper.plan`.
         """
-        self._unique.plan(
-            unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim,
-            page_size, q_data_type=data_type, kv_data_type=data_type,
+        call_as(
+            _OF_UNIQUE, self._unique.plan, unique_kv_indptr, unique_kv_indices, unique_kv_last_page_len, num_qo_heads,
+            num_kv_heads, head_dim, page_size, q_data_type=data_type, kv_data_type=data_type,
         )  # fmt: skip
 
     def forward(
@@ -293,12 +333,8 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(NoCopies):
         """
         check_planned(f"{type(self).__name__}.forward", self._unique._planned, "begin_forward()")
         # The paged part runs first, because it checks ``q`` against the plan.
-        v, s = self._unique.forward(q, unique_kv_cache, sm_scale=sm_scale, return_lse=True)
-        v_prefix, s_prefix = single_prefill_with_kv_cache(
-            q, k_shared, v_shared, kv_layout=self._kv_layout, sm_scale=sm_scale, return_lse=True
-        )
-        merge_state_in_place(v, s, v_prefix, s_prefix)
-        return v
+        v, s = call_as(_OF_PARTS, self._unique.forward, q, unique_kv_cache, sm_scale=sm_scale, return_lse=True)
+        return _with_prefix(v, s, q, k_shared, v_shared, self._kv_layout, sm_scale)
 
     def end_forward(self) -> None:
         """Do nothing. Callers of older interfaces use it."""
@@ -393,17 +429,15 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(NoCopies):
         op = f"{type(self).__name__}.forward"
         plan = check_planned(op, self._plan_for, "begin_forward()")
         check_tensor(op, "q", q)
-        k_cache, _ = caches_of(op, unique_kv_cache, LAYOUTS[self._kv_layout])
+        k_cache, _ = call_as(_OF_PARTS, caches_of, op, unique_kv_cache, LAYOUTS[self._kv_layout])
         options = (bool(causal), sm_scale, q.dtype, k_cache.dtype)
         if options != self._planned:
-            plan(causal=options[0], sm_scale=sm_scale, q_data_type=q.dtype, kv_data_type=k_cache.dtype)
+            call_as(
+                _OF_PARTS, plan, causal=options[0], sm_scale=sm_scale, q_data_type=q.dtype, kv_data_type=k_cache.dtype
+            )
             self._planned = options
-        v, s = self._unique.run(q, unique_kv_cache, return_lse=True)
-        v_prefix, s_prefix = single_prefill_with_kv_cache(
-            q, k_shared, v_shared, kv_layout=self._kv_layout, sm_scale=sm_scale, return_lse=True
-        )
-        merge_state_in_place(v, s, v_prefix, s_prefix)
-        return v
+        v, s = call_as(_OF_PARTS, self._unique.run, q, unique_kv_cache, return_lse=True)
+        return _with_prefix(v, s, q, k_shared, v_shared, self._kv_layout, sm_scale)
 
     def end_forward(self) -> None:
         """Do nothing. Callers of older interfaces use it."""

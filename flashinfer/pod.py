@@ -15,6 +15,7 @@ from ._attention.arguments import POS_ENCODINGS, Logits, PagedCache, logits_of
 from ._attention.plan import NoCopies
 from ._attention.scales import Scale
 from ._ops.arguments import check_no_extra, check_none, check_planned
+from ._ops.errors import call_as
 from ._ops.numbers import check_option
 from ._ops.tensors import check_dims
 from .decode import BatchDecodeWithPagedKVCacheWrapper
@@ -23,6 +24,11 @@ from .prefill import single_prefill_with_kv_cache
 __all__ = ["PODWithPagedKVCacheWrapper"]
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+# An argument of the inner function -> its name here.
+_OPTIONS = ("kv_layout", "pos_encoding_mode", "sm_scale", "window_left", "rope_scale", "rope_theta")
+_OF_PREFILL = {name: f"{name}_p" for name in ("q", "k", "v", "custom_mask", "packed_custom_mask", *_OPTIONS)}
+_OF_DECODE = {name: f"{name}_d" for name in ("q", "paged_kv_cache", *_OPTIONS)}
 
 
 class PODWithPagedKVCacheWrapper(NoCopies):
@@ -178,9 +184,10 @@ class PODWithPagedKVCacheWrapper(NoCopies):
         if kv_layout_d != "NHD":
             check_option(op, "kv_layout_d", kv_layout_d, (self._kv_layout,), " as the wrapper has")
         check_dims(op, "q_d", q_d, 3)
-        self._decode._use_logits(
-            self._logits_of(op, pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d)
+        logits = call_as(
+            _OF_DECODE, self._logits_of, op, pos_encoding_mode_d, sm_scale_d, window_left_d, rope_scale_d, rope_theta_d
         )
+        self._decode._use_logits(logits)
         shape = self._decode._planned_or_fail("run").shape
         # Results are allocated on the caller's stream. The allocator would reuse a side stream's memory too
         # early.
@@ -188,14 +195,16 @@ class PODWithPagedKVCacheWrapper(NoCopies):
         lse_d = torch.empty(q_d.shape[:2], dtype=torch.float32, device=q_d.device) if return_lse_d else None
         stream = self._side_stream(q_d.device)
         with nullcontext() if stream is None else torch.cuda.stream(stream):
-            self._decode.run(
-                q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out_d, lse=lse_d
-            )
+            call_as(
+                _OF_DECODE, self._decode.run, q_d, paged_kv_cache_d, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+                out=out_d, lse=lse_d,
+            )  # fmt: skip
         try:
-            result_p = single_prefill_with_kv_cache(
-                q_p, k_p, v_p, custom_mask=custom_mask_p, packed_custom_mask=packed_custom_mask_p, causal=causal_p,
-                kv_layout=kv_layout_p, pos_encoding_mode=pos_encoding_mode_p, sm_scale=sm_scale_p,
-                window_left=window_left_p, rope_scale=rope_scale_p, rope_theta=rope_theta_p, return_lse=return_lse_p,
+            result_p = call_as(
+                _OF_PREFILL, single_prefill_with_kv_cache, q_p, k_p, v_p, custom_mask=custom_mask_p,
+                packed_custom_mask=packed_custom_mask_p, causal=causal_p, kv_layout=kv_layout_p,
+                pos_encoding_mode=pos_encoding_mode_p, sm_scale=sm_scale_p, window_left=window_left_p,
+                rope_scale=rope_scale_p, rope_theta=rope_theta_p, return_lse=return_lse_p,
             )  # fmt: skip
         finally:
             if stream is not None:

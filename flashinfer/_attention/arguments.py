@@ -50,8 +50,8 @@ def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torc
         return paged_kv_cache.unbind(1)  # type: ignore[return-value]
     check_items(op, "paged_kv_cache", paged_kv_cache, "keys and values", 2)
     k, v = (x.unsqueeze(1 + kv_layout) if isinstance(x, torch.Tensor) and x.dim() == 3 else x for x in paged_kv_cache)
-    check_dims(op, "k_cache", k, 4)
-    check_dims(op, "v_cache", v, 4)
+    check_dims(op, "paged_kv_cache[0]", k, 4)
+    check_dims(op, "paged_kv_cache[1]", v, 4)
     return k, v
 
 

@@ -10,6 +10,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.arguments import check_no_extra, check_none
 from .._ops.dtypes import is_fp8
+from .._ops.errors import renamed
 from .._ops.scalars import numbers_of
 from .._ops.tensors import check_count, check_device, check_tensor, check_vector
 from ..jit.module import JitSpec
@@ -41,6 +42,7 @@ class BatchWrapper(NoCopies, Planner):
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
     _few_queries = False  # of each request
+    _cache = "paged_kv_cache"  # argument of a run with keys and values, or empty if ``k`` and ``v`` are two
     # Names of a custom variant's tensors, and the number of all its parameters.
     _variant_parameters: tuple[tuple[str, ...], int] = ((), 0)
 
@@ -126,16 +128,26 @@ class BatchWrapper(NoCopies, Planner):
         return_lse: bool,
         sinks: torch.Tensor | None = None,
     ) -> Result:
-        if not is_compiling() and not args and sinks is None and (bound := self._bound) is not None:
-            k, v = paged_kv_cache, None
-            # isinstance() on a tensor is slower than a comparison of types.
-            if type(k) is not torch.Tensor and isinstance(k, (tuple, list)) and len(k) == 2:
-                k, v = k
-            result = bound.call(q, k, v, scales, out, lse, return_lse)
-            if result is not None:
-                return result
-        k, v = caches_of(f"{self._name}.run", paged_kv_cache, self._layout)
-        return self._run(q, k, v, args, scales, out, lse, return_lse, sinks)
+        try:
+            if not is_compiling() and not args and sinks is None and (bound := self._bound) is not None:
+                k, v = paged_kv_cache, None
+                # isinstance() on a tensor is slower than a comparison of types.
+                if type(k) is not torch.Tensor and isinstance(k, (tuple, list)) and len(k) == 2:
+                    k, v = k
+                result = bound.call(q, k, v, scales, out, lse, return_lse)
+                if result is not None:
+                    return result
+            k, v = caches_of(f"{self._name}.run", paged_kv_cache, self._layout)
+            return self._run(q, k, v, args, scales, out, lse, return_lse, sinks)
+        except (ValueError, TypeError) as err:
+            raise renamed(err, self._names_of_cache(isinstance(paged_kv_cache, torch.Tensor))) from None
+
+    def _names_of_cache(self, is_one: bool) -> dict[str, str]:
+        """Return the caller's names of keys and values. ``is_one``: one tensor holds both."""
+        if not self._cache:
+            return {}
+        k, v = (self._cache, self._cache) if is_one else (f"{self._cache}[0]", f"{self._cache}[1]")
+        return {"k": k, "v": v, "paged_kv_cache": self._cache}
 
     def _run(
         self,

@@ -6,13 +6,15 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from ..errors import GroupError
 from ..jit.spec import BACKENDS
+
+Result = TypeVar("Result")
 
 _KINDS: dict[str, type[Exception]] = {
     "GroupError": GroupError,
@@ -105,8 +107,24 @@ def renamed(err: ValueError | TypeError, arguments: Mapping[str, str]) -> ValueE
     """Return a copy of an inner function's error that uses the caller's argument names."""
     function, _, rest = str(err).partition(": ")
     name, _, text = rest.partition(": ")
-    text = re.sub(r" as (\w+) (is|has)$", lambda like: f" as {arguments.get(like[1], like[1])} {like[2]}", text)
-    return type(err)(f"{function}: {arguments.get(name, name)}: {text}") if text else err
+    text = re.sub(
+        r"(?<= as )\w+(?= (is|has)$)|(?<=memory of )\w+$", lambda other: arguments.get(other[0], other[0]), text
+    )
+    name, bracket, position = name.partition("[")  # an item of an argument
+    name = f"{arguments.get(name, name)}{bracket}{position}"
+    return type(err)(f"{function}: {name}: {text}") if text and type(err) in (ValueError, TypeError) else err
+
+
+def call_as(arguments: Mapping[str, str], function: Callable[..., Result], *args: Any, **options: Any) -> Result:
+    """Call an inner function whose errors use the caller's argument names.
+
+    Args:
+        arguments: an argument of the inner function -> its name in the caller's signature.
+    """
+    try:
+        return function(*args, **options)
+    except (ValueError, TypeError) as err:
+        raise renamed(err, arguments) from None
 
 
 def check_one_device(op: str, names: Sequence[str], args: Sequence[Any], on_host: frozenset[int] = frozenset()) -> None:

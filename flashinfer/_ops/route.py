@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function
 
 from ..errors import GradientError
-from .errors import raise_as_callers_mistake
+from .errors import called, raise_as_callers_mistake
 from .scalars import is_symbolic
 from .tensors import check_metadata
 
@@ -63,7 +63,7 @@ def without_gradient(name: str, *differentiable: str) -> General:
     """Return a :class:`General` that raises ``GradientError``. Without it, gradients would be missing silently."""
 
     def refuse(*_: Any) -> NoReturn:
-        raise GradientError(f"{name}: has no gradient, wanted tensors that require none, or torch.no_grad()")
+        raise GradientError(f"{called(name)}: has no gradient, wanted tensors that require none, or torch.no_grad()")
 
     return General(refuse, differentiable)
 

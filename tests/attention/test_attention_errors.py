@@ -122,10 +122,10 @@ BAD_RUN = [
     (dict(q=torch.ones(2, 8, 64).half()), ValueError, r"q: got 8 heads, and plan\(\) was called for 4"),
     (dict(q=torch.ones(2, 64).half()), ValueError, "q: got 2 dimensions, wanted 3"),
     (dict(q=torch.ones(2, 4, 64).bfloat16()), TypeError, r"q: got torch.bfloat16, and plan\(\) was called for torch.float16"),
-    (dict(paged_kv_cache=torch.ones(4, 2, 16, 2, 64)), TypeError, r"k: got torch.float32, and plan\(\) was called for torch.float16"),
+    (dict(paged_kv_cache=torch.ones(4, 2, 16, 2, 64)), TypeError, r"paged_kv_cache: got torch.float32, and plan\(\) was called for torch.float16"),
     (dict(paged_kv_cache=torch.ones(4, 2, 8, 2, 64).half()), ValueError, r"paged_kv_cache: got 8 slots in a page, and plan\(\) was called for 16"),
-    (dict(paged_kv_cache=torch.ones(4, 2, 16, 4, 64).half()), ValueError, r"k: got 4 heads, and plan\(\) was called for 2"),
-    (dict(paged_kv_cache=torch.ones(3, 2, 16, 2, 64).half()), ValueError, r"k: got 3 pages, wanted at least 4 for the tables of plan\(\)"),
+    (dict(paged_kv_cache=torch.ones(4, 2, 16, 4, 64).half()), ValueError, r"paged_kv_cache: got 4 heads, and plan\(\) was called for 2"),
+    (dict(paged_kv_cache=torch.ones(3, 2, 16, 2, 64).half()), ValueError, r"paged_kv_cache: got 3 pages, wanted at least 4 for the tables of plan\(\)"),
     (dict(paged_kv_cache=torch.ones(4, 3, 16, 2, 64).half()), ValueError, r"paged_kv_cache: got shape \[4, 3, 16, 2, 64\], wanted \[any, 2, any, any, any\]"),
     (dict(paged_kv_cache=torch.ones(4, 16, 2, 64).half()), ValueError, "paged_kv_cache: got 4 dimensions, wanted 5"),
     (dict(paged_kv_cache=None), TypeError, "paged_kv_cache: got NoneType, wanted a list or tuple of keys and values"),
@@ -156,7 +156,7 @@ def test_strides_that_kernels_cannot_read(device):
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(device))
     wrapper.plan(int32([0, 2, 4]), int32([0, 1, 2, 3]), int32([3, 16]), 4, 2, 64, 16)
     q, cache = torch.ones(2, 4, 64, device=device).half(), torch.ones(4, 2, 16, 2, 128, device=device).half()
-    with pytest.raises(ValueError, match="k: got stride 2 of the last dimension, wanted 1"):
+    with pytest.raises(ValueError, match="paged_kv_cache: got stride 2 of the last dimension, wanted 1"):
         wrapper.run(q, cache[..., ::2])
     cache = cache[..., :64]
     with pytest.raises(ValueError, match="out: got stride 2 of the last dimension, wanted 1"):
@@ -165,7 +165,7 @@ def test_strides_that_kernels_cannot_read(device):
         wrapper.run(q, cache, lse=torch.ones(2, 8, device=device)[:, ::2])
     if device == "cuda":
         padded = torch.ones(4, 2, 16, 2, 72, device=device).half()
-        with pytest.raises(ValueError, match="k: got rows that do not start at multiples of 16 bytes"):
+        with pytest.raises(ValueError, match="paged_kv_cache: got rows that do not start at multiples of 16 bytes"):
             wrapper.run(q, padded[..., 4:68])
 
 

@@ -124,17 +124,17 @@ def test_bad_arguments(device):
         (
             {"pos_encoding_mode_d": "SINE"},
             ValueError,
-            "pos_encoding_mode: got 'SINE', wanted 'NONE', 'ROPE_LLAMA' or 'ALIBI'",
+            "pos_encoding_mode_d: got 'SINE', wanted 'NONE', 'ROPE_LLAMA' or 'ALIBI'",
         ),
-        ({"rope_theta_d": -1.0}, ValueError, "rope_theta: got -1.0, wanted a positive number"),
-        ({"kv_layout_p": "DNH"}, ValueError, "kv_layout: got 'DNH', wanted"),
+        ({"rope_theta_d": -1.0}, ValueError, "rope_theta_d: got -1.0, wanted a positive number"),
+        ({"kv_layout_p": "DNH"}, ValueError, "kv_layout_p: got 'DNH', wanted"),
     ):
         with pytest.raises(error, match=message):
             wrapper.run(*given, q_d, paged.cache, **options)
     with pytest.raises(TypeError, match=r"run: got 1 more arguments, wanted none"):
         wrapper.run(*given, q_d, paged.cache, None, None, False, "NHD", "NONE", None, -1, None, None, False, None, None,
                     False, "NHD", "NONE", None, -1, None, None, None, None, None, False, False, None, 3)  # fmt: skip
-    with pytest.raises(ValueError, match="q: got 4 queries, and plan\\(\\) was called for 5"):
+    with pytest.raises(ValueError, match="q_d: got 4 queries, and plan\\(\\) was called for 5"):
         wrapper.run(*given, q_d[1:], paged.cache)
     with pytest.raises(ValueError, match="q_d: got 2 dimensions, wanted 3"):
         wrapper.run(*given, q_d[0], paged.cache)

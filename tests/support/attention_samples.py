@@ -260,7 +260,9 @@ def _paged(device: str) -> dict[str, Sample]:
             ("k_scale", "v_scale"), ("sm_scale",),
         ),
         "BatchAttention": Sample(
-            lambda q, paged_kv_cache: both.run(q, paged_kv_cache), some_each, plan_attention, (), ("sm_scale",)
+            lambda q, kv_cache: both.run(q, kv_cache),
+            lambda n: (lambda q, paged_kv_cache: dict(q=q, kv_cache=paged_kv_cache))(**some_each(n)),
+            plan_attention, (), ("sm_scale",),
         ),
         "PODWithPagedKVCacheWrapper": Sample(
             lambda **inputs: (lambda p, d: (*p, *d))(*pod.run(return_lse_p=True, return_lse_d=True, **inputs)), mixed,

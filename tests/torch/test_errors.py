@@ -140,11 +140,80 @@ def test_wrappers_of_wrappers_name_their_method(device):
     decode.begin_forward(indptr, indices, last, *sizes)
     prefill.begin_forward(queries, indptr, indices, last, *sizes)
     refused(pod, "run", "has no gradient", q, k, k, learned, cache)
-    refused(pod, "run", "custom_mask: got shape [3, 3]", q, k, k, q, cache, mask)
-    refused(pod, "run", "k: got int32", q, k.int(), k, q, cache)
+    refused(pod, "run", "custom_mask_p: got shape [3, 3]", q, k, k, q, cache, mask)
+    refused(pod, "run", "k_p: got int32", q, k.int(), k, q, cache)
     refused(levels, "run", "has no gradient", learned, cache)
     refused(decode, "forward", "has no gradient", learned, k, k, cache)
-    refused(prefill, "forward", "kv_data_type: got int32", q, k, k, cache.int())
+    refused(decode, "forward", "has no gradient", q, k.clone().requires_grad_(), k, cache)
+    refused(prefill, "forward", "unique_kv_cache: got int32", q, k, k, cache.int())
+
+
+WRAPPERS = [name for name in samples("cpu") if "Wrapper" in name or name == "BatchAttention"]
+
+
+@pytest.mark.parametrize("how", [how for how in SPOILED if how != "rows"])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_arguments_of_wrappers(name, how, device):
+    """Inner wrappers and operators have other names for these arguments."""
+    sample = samples(device)[name]
+    sample.plan(9)
+    tensors = [argument for argument, x in sample.inputs(9).items() if isinstance(x, torch.Tensor)]
+    for argument in tensors:
+        arguments = sample.inputs(9)
+        arguments[argument] = SPOILED[how](arguments[argument])
+        if (argument, how) == ("sinks", "None"):
+            continue
+        with pytest.raises((ValueError, TypeError), match=rf"^{name}\.(run|forward): ") as caught:
+            sample.function(**arguments)
+        named = str(caught.value).split(": ")[1].split("[")[0]
+        # If two arguments do not fit each other, an error may name either.
+        assert named == argument or (named in tensors and how in ("meta", "dimensions")), caught.value
+
+
+def test_options_of_pod(device):
+    """Prefill and decode check these options under names without the suffix."""
+    q, k = torch.randn(2, 4, 64, device=device).half(), torch.randn(5, 2, 64, device=device).half()
+    cache = torch.randn(3, 2, 4, 2, 64, device=device).half()
+    indptr, indices, last = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 3], [0, 1, 2], [1, 3]))
+    pod = flashinfer.PODWithPagedKVCacheWrapper(workspace(device))
+    pod.plan(indptr, indices, last, 4, 2, 64, 4)
+    spoiled = {"kv_layout": "NDH", "pos_encoding_mode": "ROPE", "rope_scale": -1.0, "rope_theta": 0.0}
+    spoiled |= {"sm_scale": float("nan"), "window_left": 0.5}
+    options = {f"{name}_{part}": value for name, value in spoiled.items() for part in "pd"}
+    for name, value in (options | {"packed_custom_mask_p": torch.ones(7, device=device)}).items():
+        with pytest.raises((ValueError, TypeError), match=rf"^PODWithPagedKVCacheWrapper\.run: {name}: got"):
+            pod.run(q, k, k, q, cache, **{name: value})
+    short = (cache[:, 0], cache[:1, 1])
+    with pytest.raises(ValueError, match=r"^PODWithPagedKVCacheWrapper\.run: paged_kv_cache_d\[1\]: got shape"):
+        pod.run(q, k, k, q, short)
+    with pytest.raises(TypeError, match=r"v_p: got bfloat16, wanted float16 as k_p has$"):
+        pod.run(q, k, k.bfloat16(), q, cache)
+
+
+def test_tables_of_wrappers_of_wrappers(device):
+    indptr, indices, last = (torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 3], [0, 1, 2], [1, 3]))
+    queries, sizes = torch.tensor([0, 1, 2], dtype=torch.int32), (4, 2, 64, 4)
+    levels = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device))
+    tables = dict(qo_indptr_arr=queries, paged_kv_indptr_arr=indptr, paged_kv_indices_arr=indices)
+    tables["paged_kv_last_page_len"] = last
+    for name, table in tables.items():
+        spoiled = {other: [x, table.float() if other == name else x] for other, x in tables.items()}
+        with pytest.raises(TypeError, match=rf"^MultiLevelCascadeAttentionWrapper\.plan: {name}\[1\]: got"):
+            levels.plan(*spoiled.values(), *sizes)
+    decode = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(workspace(device))
+    tables = dict(unique_kv_indptr=indptr, unique_kv_indices=indices, unique_kv_last_page_len=last)
+    for name, table in tables.items():
+        with pytest.raises(TypeError, match=rf"^{type(decode).__name__}\.begin_forward: {name}: got"):
+            decode.begin_forward(*(tables | {name: table.float()}).values(), *sizes)
+    with pytest.raises(ValueError, match=r"begin_forward: data_type: got int32"):
+        decode.begin_forward(*tables.values(), *sizes, torch.int32)
+    short, long = (torch.empty(size, dtype=torch.int32, device=device) for size in (2, 3))
+    buffers = dict(qo_indptr_buf_arr=long, paged_kv_indptr_buf_arr=long, paged_kv_indices_buf_arr=long)
+    buffers["paged_kv_last_page_len_buf_arr"] = short
+    for name, buffer in buffers.items():
+        arrays = {other: [x, buffer.float() if other == name else x] for other, x in buffers.items()}
+        with pytest.raises(TypeError, match=rf"^MultiLevelCascadeAttentionWrapper: {name}\[1\]: got"):
+            flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace(device), "NHD", True, **arrays)
 
 
 def negated(x: torch.Tensor) -> torch.Tensor:
