@@ -22,7 +22,7 @@ FAMILIES = (
     "norm", "activation", "page", "decode", "prefill", "sampling", "mla", "gemm", "rope", "delta_rule", "torch",
 )  # fmt: skip
 # Tests import these. Other packages of the extra `test` are for builds, stores and models.
-PACKAGES = ("hypothesis", "numpy", "pytest", "pytest-xdist", "setuptools")
+PACKAGES = ("hypothesis", "numpy", "pyelftools", "pytest", "pytest-xdist", "setuptools")
 ASK = "import platform, torch; print(platform.python_version(), torch.__version__)"
 
 
