@@ -106,19 +106,10 @@ class Plan(NamedTuple):
     numbers: tuple[int, ...]  # rows, kv_rows, kernels, sizes of the arguments, window_left
     sizes: torch.Tensor  # the numbers for graphs
     bound: Bound | None  # for eager calls
-
-    @property
-    def shape(self) -> Shape:
-        """Return the shape of the runs."""
-        return self.workload.run_shape or self.workload.shape
-
-    @property
-    def batch(self) -> Batch:
-        return self.workload.batch
-
-    @property
-    def logits(self) -> Logits:
-        return self.options.logits
+    # Parts of the workload and of the options. They are no properties, which torch 2.10 does not trace here.
+    shape: Shape  # of the runs
+    batch: Batch
+    logits: Logits
 
 
 def make_plan(
@@ -134,6 +125,7 @@ def make_plan(
         more_rows: a run may have more queries than the plan.
     """
     batch, shape, masks, logits = workload.batch, workload.shape, workload.masks, options.logits
+    parts = workload.run_shape or shape, batch, logits
     rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
     window = max(logits.window_left, -1) + 1
     kernels = NUMBERS_OF_KERNELS.get(operators.kernels, 0)
@@ -152,6 +144,7 @@ def make_plan(
             numbers,
             sizes,
             former.bound,
+            *parts,
         )
     arguments = CallArguments(
         batch.kv_indptr, batch.kv_indices, *lists, masks.packed, masks.indptr, masks.prefix_len, masks.token_pos_in_items,
@@ -171,7 +164,7 @@ def make_plan(
             bound = bind_plan(
                 operators, shape, batch.rows, more_rows, workload.page_size, batch.kv_rows, arguments, parameters
             )
-    return Plan(workload, lists, extent, options, operators, arguments, parameters, numbers, sizes, bound)
+    return Plan(workload, lists, extent, options, operators, arguments, parameters, numbers, sizes, bound, *parts)
 
 
 def _same_calls(former: Plan, workload: Workload, operators: Operators) -> bool:
