@@ -177,10 +177,10 @@ class MoeAlltoAll:
     """Exchange of tokens between ranks that have a share of the experts each.
 
     Rank ``r`` of ``n`` has the experts from ``r * num_experts // n`` on. The constructor is a collective call: all
-    ranks get an object, or all raise the same error. Objects of one group with workspaces of equal sizes share one, so
-    each layer of a model can make its own object. All calls of a workspace are in one order, on one stream or on streams
-    that wait for each other, and :meth:`dispatch` and :meth:`combine` alternate. CUDA graphs hold addresses, so the
-    object must outlive them.
+    ranks get an object, or all raise the same error. Objects of one group with workspaces of equal sizes share one,
+    so each layer of a model can make its own object. All calls of a workspace are in one order, on one stream or on
+    streams that wait for each other. :meth:`dispatch` and :meth:`combine` alternate. CUDA graphs hold addresses, so
+    the object must outlive them.
 
     Args:
         mapping: with ``moe_ep_size`` and ``moe_ep_rank``, such as :class:`Mapping`.
