@@ -23,7 +23,7 @@ FAULTS = {
     "one slot": (PROTOCOL, {"constexpr int kSlots = 2;": "constexpr int kSlots = 1;"}, "sum residual_out error"),
     "no clear": (
         KERNEL,
-        {"if (word != kEmpty) __atomic_store_n(place, kEmpty, __ATOMIC_RELAXED);": ""},
+        {"if (word != kEmpty) __atomic_store_n(address, kEmpty, __ATOMIC_RELAXED);": ""},
         "sum residual_out error",
     ),
     "residual written before the input is read": (

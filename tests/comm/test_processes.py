@@ -316,11 +316,11 @@ IMPORTS = """
     import torch
     found, real = [], builtins.__import__
 
-    def recorded(name, scope=None, inner=None, names=(), level=0):
-        if (scope or {}).get("__name__", "").startswith("flashinfer"):
-            every = (name, *(f"{name}.{part}" for part in names or ()))
+    def recorded(name, globals=None, locals=None, fromlist=(), level=0):
+        if (globals or {}).get("__name__", "").startswith("flashinfer"):
+            every = (name, *(f"{name}.{part}" for part in fromlist or ()))
             found.extend(one for one in every if one.startswith("torch.distributed"))
-        return real(name, scope, inner, names, level)
+        return real(name, globals, locals, fromlist, level)
 
     builtins.__import__ = recorded
     import flashinfer.comm

@@ -86,7 +86,7 @@ struct MlaConsumer {
   }
 
   // S (+)= Q K^T over chunks [kFrom, kTo) of this warpgroup's block. kFirst: S starts at 0. kThen: the
-  // profiler event after the wait for keys.
+  // event recorded after the wait for keys.
   template <int kFrom, int kTo, bool kFirst, Event kThen = Event::kGemmQk>
   __device__ __forceinline__ void multiply_keys(uint32_t parity) {
 #pragma unroll
