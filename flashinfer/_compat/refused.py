@@ -33,37 +33,9 @@ TRTLLM_GEN = Reason(
     "use BatchDecodeWithPagedKVCacheWrapper and BatchPrefillWithPagedKVCacheWrapper",
 )
 TRTLLM_MOE = Reason("TensorRT-LLM's prebuilt kernels (SM100 or newer)", "use torch's products for the experts")
-SEVERAL_GPUS = Reason("kernels that span several GPUs", "use torch.distributed")
 
 # Module of this package -> why its names are refused, and the names. A capital letter marks a class.
 REFUSED: dict[str, tuple[Reason, tuple[str, ...]]] = {
-    "comm.trtllm_ar": (
-        SEVERAL_GPUS,
-        (
-            "trtllm_allreduce_fusion",
-            "trtllm_create_ipc_workspace_for_all_reduce",
-            "trtllm_create_ipc_workspace_for_all_reduce_fusion",
-            "trtllm_custom_all_reduce",
-            "trtllm_destroy_ipc_workspace_for_all_reduce",
-            "trtllm_destroy_ipc_workspace_for_all_reduce_fusion",
-            "trtllm_lamport_initialize",
-            "trtllm_lamport_initialize_all",
-            "trtllm_moe_allreduce_fusion",
-            "trtllm_moe_finalize_allreduce_fusion",
-        ),
-    ),
-    "comm.vllm_ar": (
-        SEVERAL_GPUS,
-        (
-            "vllm_all_reduce",
-            "vllm_dispose",
-            "vllm_get_graph_buffer_ipc_meta",
-            "vllm_init_custom_ar",
-            "vllm_meta_size",
-            "vllm_register_buffer",
-            "vllm_register_graph_buffers",
-        ),
-    ),
     "decode": (TRTLLM_GEN, ("trtllm_batch_decode_with_kv_cache_mla",)),
     "fp4_quantization": (
         FP4,

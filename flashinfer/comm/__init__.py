@@ -1,17 +1,16 @@
 """Collectives between GPUs of one host, and names of FlashInfer that engines import without a guard.
 
-The submodules ``allreduce`` and ``workspace`` have the all-reduce, also fused with residual, RMSNorm and FP8
-quantisation. This package does not export ``allreduce_fusion`` and ``create_allreduce_fusion_workspace`` yet, because
-engines would then use fusion, and the kernels have not run on several GPUs. Other functions of FlashInfer 0.2.7 raise
-``UnsupportedError``. Enumerations have FlashInfer's values.
+``create_allreduce_fusion_workspace`` makes the memory that ranks share. ``allreduce_fusion`` is the all-reduce, alone or
+with residual, RMSNorm and FP8 quantisation. ``reduce_scatter`` and ``all_gather`` are its halves. Functions of
+FlashInfer 0.2.7 call them. Enumerations have FlashInfer's values.
 """
 
 from __future__ import annotations
 
-from . import mnnvl, trtllm_ar, vllm_ar
+from . import allreduce, cuda_ipc, mnnvl, shares, trtllm_ar, vllm_ar, workspace
 
 # FlashInfer also has every name of the submodules here.
-for _module in (mnnvl, trtllm_ar, vllm_ar):
-    globals().update({name: getattr(_module, name) for name in _module.__all__})
+_modules = (allreduce, cuda_ipc, mnnvl, shares, trtllm_ar, vllm_ar, workspace)
+globals().update({name: getattr(module, name) for module in _modules for name in module.__all__})
 
-__all__ = sorted([*mnnvl.__all__, *trtllm_ar.__all__, *vllm_ar.__all__])
+__all__ = sorted(name for module in _modules for name in module.__all__)

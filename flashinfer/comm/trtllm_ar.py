@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .._compat.refused import declare
-from . import _codes
+from . import _codes, _trtllm
 from ._codes import *  # noqa: F403
+from ._trtllm import *  # noqa: F403
+from ._trtllm import LamportTokenNumThreshold as LamportTokenNumThreshold
 
-__all__ = sorted([*_codes.__all__, *declare(globals())])
+__all__ = sorted([*_codes.__all__, *_trtllm.__all__])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .._compat.refused import declare
+from . import _vllm
+from ._vllm import *  # noqa: F403
 
-__all__ = declare(globals())
+__all__ = _vllm.__all__

@@ -148,8 +148,6 @@ def test_powers_of_two():
 
 
 ABSENT = (
-    "comm.allreduce_fusion",
-    "comm.create_allreduce_fusion_workspace",
     "comm.Mapping",
     "comm.MoeAlltoAll",
     "comm.mapping",
