@@ -62,6 +62,7 @@ def vllm_init_custom_ar(ipc_tensors: list[int], rank_data: torch.Tensor, rank: i
         ValueError: other addresses, another rank, a small buffer, or one that was used before.
     """
     op = "vllm_init_custom_ar"
+    check_tensor(op, "rank_data", rank_data)
     buffer = buffer_of(op, "ipc_tensors", ipc_tensors)
     if rank != buffer.rank:
         raise value_error(op, "rank", rank, f"{buffer.rank} as the buffer has")
@@ -97,9 +98,10 @@ def vllm_all_reduce(
         GroupError: an earlier call failed. On the CPU, this call.
     """
     op = "vllm_all_reduce"
-    instance = _instance(op, fa)
     for name, tensor in (("inp", inp), ("out", out)):
         check_tensor(op, name, tensor)
+    instance = _instance(op, fa)
+    for name, tensor in (("inp", inp), ("out", out)):
         if not tensor.is_contiguous():
             raise value_error(op, name, "a tensor that is not contiguous", "a contiguous one")
     if out.shape != inp.shape:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._ops.errors import value_error
+from .._ops.errors import type_error, value_error
 from ._agree import Exchange
 from ._memory import HANDLE_BYTES, SharedMemory
 from .mnnvl import CommBackend
@@ -194,7 +194,9 @@ def free_shared_buffer(pointers: list[int], group: Any = None) -> None:
 
 
 def buffer_of(op: str, argument: str, pointers: list[int]) -> Buffer:
-    """Return the buffer with these addresses, or raise ``ValueError``."""
+    """Return the buffer with these addresses, or raise ``TypeError`` or ``ValueError``."""
+    if not isinstance(pointers, (list, tuple)):
+        raise type_error(op, argument, type(pointers).__name__, "a list of addresses")
     buffer = _buffers.get(tuple(pointers))
     if buffer is None:
         raise value_error(op, argument, "other addresses", "those of create_shared_buffer")

@@ -29,7 +29,7 @@ S = TypeVar("S", bound="Spec")
 Scalar = str | int | bool
 Value = str | int  # of an axis of coverage. All values of one axis have one type.
 TORCH_ABI = (2, 10)  # the oldest torch that a module runs with, see csrc/binding/binding.h
-FORMAT = 4  # of the key and of the manifest: increase it when either changes its meaning
+FORMAT = 5  # of the key and of the manifest: increase it when either changes its meaning
 BACKENDS = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -325,6 +325,8 @@ def test_refused_arguments_of_shared_buffers(device):
     }.items():
         with pytest.raises(ValueError, match=f"^vllm_init_custom_ar: {text}"):
             _vllm.vllm_init_custom_ar(change[0], data, change[1], True)
+    with pytest.raises(TypeError, match="^vllm_init_custom_ar: ipc_tensors: got NoneType, wanted a list of addresses"):
+        _vllm.vllm_init_custom_ar(None, data, 0, True)
     number = _vllm.vllm_init_custom_ar(mine, data, 0, True)
     with pytest.raises(ValueError, match="ipc_tensors: got a buffer of another all-reduce"):
         _vllm.vllm_init_custom_ar(mine, data, 0, True)

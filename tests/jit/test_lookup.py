@@ -149,7 +149,7 @@ def test_a_requested_arch_is_required(built, tmp_path, monkeypatch):
 def test_other_tools_miss_in_the_workspace_and_hit_ahead_of_time(built, tmp_path, monkeypatch):
     spec, artifact = built
     monkeypatch.setattr(
-        "flashinfer.jit.lookup.toolchain_identity", lambda *_: {"cxx": "99", "nvcc": None, "cxx11_abi": True}
+        "flashinfer.jit.lookup.toolchain_identity", lambda *_: {"cxx": "99", "nvcc": None, "as": "1", "ld": "1"}
     )
     assert "by other tools" in look_up(spec).reason
     to_aot(artifact, tmp_path)

@@ -126,6 +126,22 @@ def test_no_variable_changes_a_byte(files, tmp_path, monkeypatch):
     assert plain.path.read_bytes() == poisoned.path.read_bytes() and b"poison" not in plain.path.read_bytes()
 
 
+def test_a_linker_that_changes_bytes_changes_the_key(files, tmp_path, monkeypatch):
+    plain = build(files, tmp_path / "src", tmp_path / "one", monkeypatch)
+    (tmp_path / "bin").mkdir()
+    linker = tmp_path / "bin" / "ld"
+    linker.write_text(
+        '#!/bin/sh\ntest "$1" = --version && echo "ld of a test 1.0" && exit\n'
+        f'exec {shutil.which("ld")} "$@" --build-id=0x1234\n'
+    )
+    linker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    other = build(files, tmp_path / "src", tmp_path / "two", monkeypatch)
+    assert plain.path.read_bytes() != other.path.read_bytes(), "the compiler starts the linker of PATH"
+    assert plain.manifest["key"] == other.manifest["key"]
+    assert plain.manifest["build_key"] != other.manifest["build_key"]
+
+
 # Folders.
 
 

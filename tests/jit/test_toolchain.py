@@ -18,6 +18,7 @@ from flashinfer.jit.machine.toolchain import (
     find_python,
     find_toolchain,
     find_torch,
+    identity_of,
     version_of,
 )
 
@@ -198,6 +199,21 @@ def test_a_compiler_is_asked_once_per_version(tmp_path, monkeypatch):
     assert len(log.read_text().splitlines()) == 1
     fake(tmp_path / "cc", "cc (vendor) 2.0", log)
     assert version_of(compiler) == "(vendor) 2.0"
+
+
+def test_the_assembler_and_the_linker_of_path_count(tmp_path, monkeypatch):
+    compiler = fake(tmp_path / "gcc/g++", "g++ (vendor) 1.0")
+    for name in ("as", "ld"):
+        fake(tmp_path / "gcc" / name, f"{name} (vendor) 2.0")
+        fake(tmp_path / "conda" / name, f"{name} (other) 3.0")
+    want = {"cxx": "(vendor) 1.0", "nvcc": None, "as": "(vendor) 2.0", "ld": "(vendor) 2.0"}
+    monkeypatch.setenv("PATH", f"{tmp_path}/gcc{os.pathsep}{tmp_path}/conda")
+    assert identity_of(compiler, None) == want
+    monkeypatch.setenv("PATH", f"{tmp_path}/conda{os.pathsep}{tmp_path}/gcc")
+    fake(tmp_path / "conda/ld", "ld (other) 3.1.0")
+    assert identity_of(compiler, None) == want | {"as": "(other) 3.0", "ld": "(other) 3.1.0"}
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert identity_of(compiler, None) == want | {"as": None, "ld": None}
 
 
 def test_a_script_is_identified_by_the_programs_it_names(tmp_path):

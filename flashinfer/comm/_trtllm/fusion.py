@@ -139,12 +139,13 @@ def trtllm_moe_allreduce_fusion(
         UnsupportedError: an FP4 output.
     """
     op = "trtllm_moe_allreduce_fusion"
+    rows = as_rows(op, "moe_reduction_token_input", moe_reduction_token_input, token_num, hidden_dim)
     if quant_out is not None or scale_out is not None:
         raise UnsupportedError(f"{op}: quant_out: got a tensor, wanted None: there are no FP4 outputs")
     _fuse_experts(
         op,
         AllReduceFusionPattern.kMoEReductionARResidualRMSNorm,
-        as_rows(op, "moe_reduction_token_input", moe_reduction_token_input, token_num, hidden_dim),
+        rows,
         (world_size, world_rank, token_num, hidden_dim),
         workspace_ptrs,
         launch_with_pdl,

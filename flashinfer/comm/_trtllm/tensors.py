@@ -16,12 +16,14 @@ def required(op: str, name: str, tensor: torch.Tensor | None) -> torch.Tensor:
 
 
 def as_rows(op: str, name: str, tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    check_tensor(op, name, tensor)
     if not tensor.is_contiguous() or tensor.numel() != rows * columns:
         raise value_error(op, name, f"shape {list(tensor.shape)}", f"{rows * columns} contiguous elements")
     return tensor.view(rows, columns)
 
 
 def as_fp8(op: str, tensor: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    check_tensor(op, "quant_out", tensor)
     count = rows * columns
     if not tensor.is_contiguous() or tensor.numel() * tensor.itemsize < count:
         raise value_error(op, "quant_out", f"shape {list(tensor.shape)}", f"at least {count} contiguous bytes")

@@ -45,7 +45,7 @@ ATTEMPTS = 4  # times that a module may be sent to a worker, as often as Dask re
 class RemoteToolchain(Toolchain):
     """Tools of the workers, for a client without compilers."""
 
-    remote_identity: tuple[tuple[str, str | bool | None], ...] = ()
+    remote_identity: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def identity(self) -> Identity:

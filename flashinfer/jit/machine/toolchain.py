@@ -2,8 +2,9 @@
 
 Versions change the bytes of an artifact. Compilers get the environment variables listed here, and no others,
 because they read many that no key covers: ``LD_RUN_PATH`` changes libraries, ``PTXAS_FLAGS`` changes GPU code,
-``COMPILER_PATH`` selects other programs. Flags are added by ``FLASHINFER_EXTRA_*``. A launcher gets another
-variable by ``env NAME=VALUE`` in the variable that names the launcher.
+``COMPILER_PATH`` selects other programs. ``PATH`` selects the assembler and the linker, so their versions count. Flags
+are added by ``FLASHINFER_EXTRA_*``. A launcher gets another variable by ``env NAME=VALUE`` in the variable that names
+the launcher.
 """
 
 from __future__ import annotations
@@ -173,14 +174,19 @@ def _trusted(program: str, named_by: str = "") -> str:
     return program
 
 
-Identity = dict[str, str | bool | None]
+Identity = dict[str, str | None]
 
 _answers: dict[str, str] = {}
 
 
 def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
-    # Every supported torch has this ABI. Existing keys contain it, so it stays until the next spec.FORMAT.
-    return {"cxx": version_of(cxx, writes), "nvcc": version_of(nvcc, writes) if nvcc else None, "cxx11_abi": True}
+    """Return the versions of the tools, ``None`` for one that there is not.
+
+    A compiler starts the assembler and the linker by name. They count on every machine, so that equal tools have equal
+    keys. A compiler with an assembler or a linker of its own then has more keys than it needs.
+    """
+    tools = {"cxx": cxx, "nvcc": nvcc, "as": shutil.which("as"), "ld": shutil.which("ld")}
+    return {name: version_of(program, writes) if program else None for name, program in tools.items()}
 
 
 def version_of(program: str, writes: bool = True) -> str:
