@@ -26,13 +26,14 @@ constexpr int kUnsplitKeys = 448;
 
 constexpr int kMergeThreads = 256, kMergeCtas = 8;  // launched per multiprocessor
 
-// A row of a merge: its partial states and its destination.
+// A row of a merge: its partial states and its destination. A slot is the place of a split in the workspace.
+// It has slot_rows partial states of each KV head.
 struct MergeRow {
   int64_t first;  // index of the first state in partial_ml
   int32_t step;   // from one state to the next
   int32_t splits, batch, qo_idx, qo_head, token;
 
-  // Return the merge of row number `number`.
+  // Return the index of the merge item that contains row `number`.
   __device__ __forceinline__ static int32_t merge_of(const AttentionParams& params, uint32_t number) {
     return static_cast<int32_t>(number / params.slot_rows / params.num_kv_heads);
   }
@@ -150,7 +151,7 @@ __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, 
 template <typename Variant, typename Types, typename P>
 __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(const __grid_constant__ P params) {
   __shared__ MergeMemory<Types> shared;
-  launch_dependents();  // before the wait: the next launch then ends during the attention kernel
+  launch_dependents();  // before the wait, so that the next kernel is launched while attention still runs
   wait_for_inputs();
   uint32_t number = blockIdx.x;
   // Loaded before the number of merges is known: the latencies of the two loads overlap.

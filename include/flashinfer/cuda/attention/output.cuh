@@ -26,7 +26,7 @@ struct RowOutput {
   __device__ __forceinline__ RowOutput(const AttentionParams& params, const WorkItem& item, const WarpRows<S>& warp,
                                        int32_t row)
       : o(nullptr), partial(nullptr), lse(nullptr), softmax(nullptr) {
-    if (row >= warp.rows) return;
+    if (row >= warp.end_row) return;
     warp.locate(row, qo_idx, qo_head);
     if (item.slot >= 0) {
       const int64_t at =

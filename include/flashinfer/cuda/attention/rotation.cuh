@@ -119,11 +119,11 @@ __device__ __forceinline__ void store_parts(const float (&x)[8], uint32_t first_
 // first part may overwrite `raw`.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void rotate_tile(const P& params, const Variant& variant, const RopeFrequency* frequencies,
-                                            uint32_t raw, uint32_t first_part, uint32_t second, int32_t lane,
+                                            uint32_t raw, uint32_t first_part, uint32_t second, int32_t thread,
                                             int32_t tile_start) {
   using Shape = RotationShape<S>;
   constexpr int kColumns = Shape::kColumns, kStep = Shape::kStep, kEach = Shape::kEach, kAtOnce = Shape::kAtOnce;
-  const int column = lane % kColumns, start = lane / kColumns;
+  const int column = thread % kColumns, start = thread / kColumns;
   if (start >= kStep) return;
   const auto is_past_end = [&](int n) { return S::kKeys % kStep != 0 && start + n * kStep >= S::kKeys; };
   const auto position = static_cast<uint32_t>(tile_start + start);

@@ -20,8 +20,8 @@ template <typename S>
 struct WarpRows {
   const AttentionParams& params;
   Mask mask;
-  int32_t batch, head;  // KV head
-  int32_t first, rows;  // first row of the warp, number of rows of the request
+  int32_t batch, head;     // KV head
+  int32_t first, end_row;  // first row of the warp, end of the rows of the request
   int32_t kv_end;
   int32_t seen_start, seen_end;      // keys that at least one row of the warp may see
   int32_t common_start, common_end;  // keys that all rows see, unless the variant hides them
@@ -35,23 +35,23 @@ struct WarpRows {
       : params(p), mask(p, item, head_), batch(item.batch), head(head_), kv_end(item.kv_end) {
     narrow(mask, variant);
     const int warp = threadIdx.x / 32 % S::kRowWarps;
-    first = item.row_start + warp * 16 * S::kM, rows = item.qo_len * static_cast<int32_t>(p.group.divisor);
+    first = item.row_start + warp * 16 * S::kM, end_row = item.qo_len * static_cast<int32_t>(p.group.divisor);
     if (!active()) return;
-    const int32_t last = min(first + 16 * S::kM, rows) - 1;
+    const int32_t last = min(first + 16 * S::kM, end_row) - 1;
     const auto first_qo = static_cast<int32_t>(p.group.div(first)), last_qo = static_cast<int32_t>(p.group.div(last));
     seen_start = mask.begin(first_qo), seen_end = min(mask.end(last_qo), kv_end);
     const bool ranges = mask.mode == MaskMode::kNone || mask.mode == MaskMode::kCausal;
     common_start = mask.begin(last_qo), common_end = ranges ? min(mask.end(first_qo), kv_end) : 0;
   }
 
-  __device__ __forceinline__ bool active() const { return first < rows; }
+  __device__ __forceinline__ bool active() const { return first < end_row; }
   __device__ __forceinline__ int32_t row(int m, int half) const {
     return first + 16 * m + 8 * half + static_cast<int32_t>(threadIdx.x % 32) / 4;
   }
   // Find the query token and head of a row. Rows after the last count as the last.
   __device__ __forceinline__ void locate(int32_t row, int32_t& qo_idx, int32_t& qo_head) const {
     uint32_t token, in_group;
-    params.group.divmod(min(row, rows - 1), token, in_group);
+    params.group.divmod(min(row, end_row - 1), token, in_group);
     qo_idx = static_cast<int32_t>(token);
     qo_head = head * static_cast<int32_t>(params.group.divisor) + static_cast<int32_t>(in_group);
   }
@@ -76,7 +76,7 @@ __device__ __forceinline__ void transform_tile(Products<S>& s, const P& params, 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t row = warp.row(m, half);
-      if (row >= warp.rows) continue;
+      if (row >= warp.end_row) continue;
       int32_t qo_idx, qo_head;
       warp.locate(row, qo_idx, qo_head);
 #pragma unroll
@@ -125,13 +125,13 @@ __device__ __forceinline__ void mask_outside_ranges(Products<S>& s, const WarpRo
   }
 }
 
-// Set the bits of the visible elements of the lane's row `part`, beginning with bit `bit`. The loop is not
-// unrolled, because the code of masks is long.
+// Set the bits of the visible elements of the lane's row `lane_row`, beginning with bit `bit`. The loop is
+// not unrolled, because the code of masks is long.
 template <typename Variant, typename S, typename P>
-__device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int part, const P& params, const Variant& variant,
-                                             const WarpRows<S>& warp, int32_t tile_start) {
+__device__ __forceinline__ void find_visible(uint64_t& seen, int bit, int lane_row, const P& params,
+                                             const Variant& variant, const WarpRows<S>& warp, int32_t tile_start) {
   int32_t qo_idx, qo_head;
-  warp.locate(warp.row(part / 2, part % 2), qo_idx, qo_head);
+  warp.locate(warp.row(lane_row / 2, lane_row % 2), qo_idx, qo_head);
 #pragma unroll 1
   for (int e = 0; e < 2 * S::kNKeys; ++e) {
     const int32_t key = warp.key(tile_start, e / 2, e);
@@ -153,11 +153,12 @@ __device__ __forceinline__ void mask_elements(Products<S>& s, const P& params, c
   uint64_t seen[kOneWord ? 1 : kRows] = {};
   if constexpr (kOneWord) {
 #pragma unroll 1
-    for (int part = 0; part < kRows; ++part)
-      find_visible(seen[0], part * kRowBits, part, params, variant, warp, tile_start);
+    for (int lane_row = 0; lane_row < kRows; ++lane_row)
+      find_visible(seen[0], lane_row * kRowBits, lane_row, params, variant, warp, tile_start);
   } else {
 #pragma unroll
-    for (int part = 0; part < kRows; ++part) find_visible(seen[part], 0, part, params, variant, warp, tile_start);
+    for (int lane_row = 0; lane_row < kRows; ++lane_row)
+      find_visible(seen[lane_row], 0, lane_row, params, variant, warp, tile_start);
   }
 #pragma unroll
   for (int m = 0; m < S::kM; ++m) {
@@ -165,8 +166,9 @@ __device__ __forceinline__ void mask_elements(Products<S>& s, const P& params, c
     for (int n = 0; n < S::kNKeys; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int part = 2 * m + i / 2, bit = 2 * n + i % 2;
-        const bool visible = kOneWord ? seen[0] >> (part * kRowBits + bit) & 1 : seen[kOneWord ? 0 : part] >> bit & 1;
+        const int lane_row = 2 * m + i / 2, bit = 2 * n + i % 2;
+        const bool visible =
+            kOneWord ? seen[0] >> (lane_row * kRowBits + bit) & 1 : seen[kOneWord ? 0 : lane_row] >> bit & 1;
         s[m][n][i] = visible ? s[m][n][i] : masked_value;
       }
     }

@@ -97,14 +97,14 @@ struct DeltaTokens {
 
   // Issue all loads of a thread before it waits for the first: a group of tokens costs one latency.
   template <typename T, typename Gate>
-  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& block, int64_t first,
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& work, int64_t first,
                                        const Gate& gate) {
-    const int64_t batch = block.tokens.batch, from = block.slice * kColumns, left = block.tokens.end - first;
-    const GmemRows<T> q_rows{in.q, in.q_strides.at(batch, first, block.key_head), in.q_strides.token, in.key_dim, left};
-    const GmemRows<T> k_rows{in.k, in.k_strides.at(batch, first, block.key_head), in.k_strides.token, in.key_dim, left};
-    const GmemRows<T> v_rows{in.v, in.v_strides.at(batch, first, block.value_head) + from, in.v_strides.token,
+    const int64_t batch = work.tokens.batch, from = work.slice * kColumns, left = work.tokens.end - first;
+    const GmemRows<T> q_rows{in.q, in.q_strides.at(batch, first, work.key_head), in.q_strides.token, in.key_dim, left};
+    const GmemRows<T> k_rows{in.k, in.k_strides.at(batch, first, work.key_head), in.k_strides.token, in.key_dim, left};
+    const GmemRows<T> v_rows{in.v, in.v_strides.at(batch, first, work.value_head) + from, in.v_strides.token,
                              in.value_dim - from, left};
-    const int64_t number = block.token_index(in, first);
+    const int64_t number = work.token_index(in, first);
     constexpr int kBetas = (kTokens * kColumns + kThreads - 1) / kThreads;
     const auto has_beta = [&](int i) { return i / kColumns < left && from + i % kColumns < in.value_dim; };
     float betas[kBetas];

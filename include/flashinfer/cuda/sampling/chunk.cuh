@@ -71,12 +71,13 @@ __device__ __forceinline__ float chunk_sum(const Chunk& x, const F& value) {
   float s[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) s[c] = (value(x.at[0][c]) + value(x.at[2][c])) + (value(x.at[1][c]) + value(x.at[3][c]));
-  // Reduce-scatter four sums: over lanes 16 apart, two sums per lane remain. Over lanes 8 apart, one remains.
-  // Then add that sum over the other lanes.
-  const bool high = lane & 16, odd = lane & 8;
+  // Elements 64 and 32 apart are in lanes 16 and 8 apart. Adding them reduce-scatters the columns: a lane
+  // then has one. Next come elements 16, 8 and 4 apart. Last come the columns 2 and 1 apart, which lie in
+  // lanes 16 and 8 apart.
+  const bool high = lane & 16, keeps_odd_column = lane & 8;
   const float a = (high ? s[2] : s[0]) + __shfl_xor_sync(kAllLanes, high ? s[0] : s[2], 16);
   const float b = (high ? s[3] : s[1]) + __shfl_xor_sync(kAllLanes, high ? s[1] : s[3], 16);
-  float sum = (odd ? b : a) + __shfl_xor_sync(kAllLanes, odd ? a : b, 8);
+  float sum = (keeps_odd_column ? b : a) + __shfl_xor_sync(kAllLanes, keeps_odd_column ? a : b, 8);
 #pragma unroll
   for (int apart : {4, 2, 1, 16, 8}) sum += __shfl_xor_sync(kAllLanes, sum, apart);
   return sum;

@@ -31,11 +31,11 @@ struct ClusterSmemSearch : ClusterSmem {
       words[0] += part.w, words[1] += part.z, words[2] += part.y, words[3] += part.x;
     }
   }
-  template <bool kMass>
+  template <bool kBySum>
   __device__ __forceinline__ FoundBin find_in(uint64_t need, Weights weights) const {
     uint32_t words[kBinsPerThread];
     merge_bins(words);
-    if constexpr (kMass) {
+    if constexpr (kBySum) {
       const uint64_t values[2] = {weights.sum(words[1], words[0]), weights.sum(words[3], words[2])};
       return find_bin(values, need, kBins / 2 - 1);
     } else {
@@ -103,7 +103,7 @@ struct ClusterSmemSearch : ClusterSmem {
 
   // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes
   // the same.
-  template <bool kMass>
+  template <bool kBySum>
   __device__ __forceinline__ ThresholdKey search_gathered(const Gathered& all, uint32_t low, uint32_t high,
                                                           uint64_t need, Weights weights) const {
     constexpr int kLocalBinsPerThread = kLocalBins / 256;
@@ -111,11 +111,11 @@ struct ClusterSmemSearch : ClusterSmem {
     uint64_t value;
     do {
       Bins<kLocalBins> split(low, high);
-      clear(words, kMass ? 2 * kLocalBins : kLocalBins);
+      clear(words, kBySum ? 2 * kLocalBins : kLocalBins);
       for_keys(all, [&](uint32_t key, uint32_t) {
         if (!split.holds(key)) return;
-        if constexpr (kMass) weights.add(words + 2 * split.of(key), __uint_as_float(key));
-        if constexpr (!kMass) atomicAdd(words + split.of(key), 1u);
+        if constexpr (kBySum) weights.add(words + 2 * split.of(key), __uint_as_float(key));
+        if constexpr (!kBySum) atomicAdd(words + split.of(key), 1u);
       });
       __syncthreads();
       uint64_t values[kLocalBinsPerThread];
@@ -123,7 +123,7 @@ struct ClusterSmemSearch : ClusterSmem {
       for (int i = 0; i < kLocalBinsPerThread; ++i) {
         const int bin = kLocalBins - 1 - (kLocalBinsPerThread * static_cast<int>(threadIdx.x) + i);
         values[i] = 0;
-        if (bin >= 0) values[i] = kMass ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[bin];
+        if (bin >= 0) values[i] = kBySum ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[bin];
       }
       const FoundBin found = find_bin(values, need, kLocalBins - 1);
       need = need > found.above ? need - found.above : 1;
@@ -135,14 +135,14 @@ struct ClusterSmemSearch : ClusterSmem {
 
   // Return the threshold in [low, high]. Gather the keys of the interval. While they are too many, narrow it
   // by bins.
-  template <typename Key, bool kMass>
+  template <typename Key, bool kBySum>
   __device__ __forceinline__ ThresholdKey resolve(uint32_t low, uint32_t high, uint64_t need, Weights weights) {
-    constexpr int kCount = kMass ? kBins / 2 : kBins;
+    constexpr int kCount = kBySum ? kBins / 2 : kBins;
     uint64_t value;
     do {
       const Gathered all = gather<Key>(low, high);
       if (all.fits) {
-        if (kMass || all.total > kRankedKeys) return search_gathered<kMass>(all, low, high, need, weights);
+        if (kBySum || all.total > kRankedKeys) return search_gathered<kBySum>(all, low, high, need, weights);
         need = need > all.total ? all.total : need;
         return {rank_keys(all, static_cast<uint32_t>(need < 1 ? 1 : need)), 0};
       }
@@ -152,10 +152,10 @@ struct ClusterSmemSearch : ClusterSmem {
       for_each([&](float x) {
         const uint32_t key = Key::key(x);
         if (!split.holds(key)) return;
-        if constexpr (kMass) weights.add(words + 2 * split.of(key), x);
-        if constexpr (!kMass) atomicAdd(words + split.of(key), 1u);
+        if constexpr (kBySum) weights.add(words + 2 * split.of(key), x);
+        if constexpr (!kBySum) atomicAdd(words + split.of(key), 1u);
       });
-      const FoundBin found = find_in<kMass>(need, weights);
+      const FoundBin found = find_in<kBySum>(need, weights);
       need = need > found.above ? need - found.above : 1;
       split.narrow(kCount - 1 - found.position);
       low = split.low, high = split.high, value = found.value;

@@ -13,13 +13,13 @@ namespace flashinfer::cuda {
 struct NucleusRow : NucleusSample {
   using NucleusSample::NucleusSample;
 
-  // A key and the sum of the elements with that key. search() returns the largest key of [low, high] such
-  // that the collected elements from that key on sum to `missing`, by rounded weights. Levels of bins narrow
-  // the interval until a bin has few elements.
+  // A key and the sum of the elements with that key.
   struct Candidate {
     uint32_t key;
     double sum;
   };
+  // Return the largest key of [low, high] such that collected elements with this or a larger key sum to at
+  // least `missing`, in rounded weights. Levels of bins narrow the interval until a bin has few elements.
   __device__ __noinline__ static Candidate search_of(int n, uint32_t count, uint32_t low, uint32_t high,
                                                      double missing) {
     return NucleusRow(n).search(count, low, high, missing);
@@ -29,7 +29,7 @@ struct NucleusRow : NucleusSample {
     static_assert(4 * kCollectedGroups < 1 << 15);
     const int exponent = static_cast<int>(high >> 23) - 127, up = 16 - exponent;
     const Weights weights{static_cast<float>(power_of_two(up / 2)), static_cast<float>(power_of_two(up - up / 2)), 0};
-    const auto sum_of = [&](uint32_t key, uint32_t number) { return number * double{__uint_as_float(key)}; };
+    const auto sum_of_equal = [&](uint32_t key, uint32_t number) { return number * double{__uint_as_float(key)}; };
     auto need = static_cast<uint32_t>(fmin(fmax(ceil(missing * weights.factor()), 1.0), 0x1p32 - 1));
     uint32_t* words = bins();
     uint32_t& in_bin = scratch().counts[3];
@@ -50,7 +50,7 @@ struct NucleusRow : NucleusSample {
       low = split.low, high = split.high;
       if (low == high) {
         const uint32_t weight = weights(__uint_as_float(low));
-        return {low, sum_of(low, weight == 0 ? 0 : static_cast<uint32_t>(found.value) / weight)};
+        return {low, sum_of_equal(low, weight == 0 ? 0 : static_cast<uint32_t>(found.value) / weight)};
       }
       for_collected(count, [&](float x) {
         const uint32_t key = __float_as_uint(x);
@@ -69,7 +69,7 @@ struct NucleusRow : NucleusSample {
         }
         const uint32_t enough = __reduce_max_sync(kAllLanes, reach >= need ? own : 0);
         const uint32_t key = enough != 0 ? enough : __reduce_min_sync(kAllLanes, own != 0 ? own : ~0u);
-        return {key, sum_of(key, __popc(__ballot_sync(kAllLanes, own == key)))};
+        return {key, sum_of_equal(key, __popc(__ballot_sync(kAllLanes, own == key)))};
       }
       __syncthreads();
     }
@@ -108,8 +108,8 @@ struct NucleusRow : NucleusSample {
     double beyond = above;
     bool low_suffices = false;  // elements >= `low` are known to suffice
     for (int iteration = 1;; ++iteration) {
-      // Weights are rounded relative to the largest key, so each exact sum, which lowers `high`, makes later
-      // weights more exact. Every fourth step bisects, because weights may mislead for many steps.
+      // Weights are rounded relative to the largest key, so a step that lowers `high` makes later weights
+      // more exact. Every fourth step bisects, because rounded weights may choose badly for many steps.
       Candidate candidate{low + (high - low) / 2, 0};
       if (iteration % 4 != 0) candidate = search_of(cluster.n, count, low, high - 1, target - beyond);
       // A bin whose weights are all 0 may be empty.
@@ -127,6 +127,8 @@ struct NucleusRow : NucleusSample {
         high = candidate.key, beyond = sum;
       } else {
         low = candidate.key, low_suffices = true;
+        // If the next key does not suffice, the candidate is the threshold. Otherwise a key 2^20 further, an
+        // eighth of an octave, becomes a bound.
         for (const uint32_t step : {1u, 1u << 20}) {
           if (step >= high - low) continue;
           const double next = fixed.real(sum_at(low + step));
@@ -143,7 +145,8 @@ struct NucleusRow : NucleusSample {
     }
   }
 
-  // Narrow the bounds to the bin with the threshold, by a histogram over a read of the row.
+  // Narrow the bounds to the bin with the threshold, by a histogram over a read of the row. An interval with
+  // `low` = INFINITY collects nothing: the next read only sums the elements >= `high`.
   template <typename T>
   __device__ __noinline__ static Interval narrow_by_bins(int n, const T* source) {
     const NucleusRow x(n);
@@ -175,7 +178,8 @@ struct NucleusRow : NucleusSample {
     }
     const auto need = static_cast<uint64_t>(ceil(fmax(nucleus_state().target - bounds.sum, 0.0) * weights.factor()));
     split.narrow(kCount - 1 - find_bin(values, need, kCount - 1).position);
-    // Bin sums are rounded. After more than two misses, include the adjacent bins.
+    // Bin sums are rounded. After more than two misses, widen the interval by 4^(misses - 2) - 1 times the
+    // bin's width on each side.
     const uint64_t more = (uint64_t{1} << 2 * min(max(bounds.misses - 2, 0), 16)) - 1;
     const uint64_t wider = more * (split.high + 1 - split.low);
     const auto low = static_cast<uint32_t>(split.low - min(wider, uint64_t{split.low - bounds.low}));
@@ -189,8 +193,8 @@ struct NucleusRow : NucleusSample {
     if (!(k.sample > 0)) return {__uint_as_float(1), INFINITY};
     return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kTargetElements, x.least(k.p, k.sample));
   }
-  // Return a second interval. The exact sum at an end of the first one corrects the sample's weight of the
-  // target.
+  // Return a second interval. The first read gives the exact sum at one end of the first interval. Its
+  // distance to the target, as sample weight, is added to the weight at that end.
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
     const NucleusState& k = nucleus_state();
@@ -231,7 +235,7 @@ struct NucleusRow : NucleusSample {
         Totals all = totals();
         all.valid = all.valid && target_share == target_share;
         if (!all.valid || target_share >= 1) {
-          __syncthreads();  // Known may change
+          __syncthreads();  // another thread may change nucleus_state() next
           row = all;
           return 0;
         }

@@ -62,8 +62,8 @@ struct NucleusSample : NucleusRead {
 
   // Return the smallest key of a bin; bins have six bits of the mantissa.
   __device__ __forceinline__ static float edge(int base, int bin) {
-    const int octave = base + bin;
-    return __uint_as_float(octave < 0 ? 0u : min(static_cast<uint32_t>(octave) << 17, 0x7f800000u));
+    const int bin_key = base + bin;
+    return __uint_as_float(bin_key < 0 ? 0u : min(static_cast<uint32_t>(bin_key) << 17, 0x7f800000u));
   }
 
   // Add the weights of the sample's elements to bins, 2^30 in total.

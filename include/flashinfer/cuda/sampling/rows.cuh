@@ -25,6 +25,7 @@ __device__ __forceinline__ Totals load_exponentials(ClusterRow<kResident>& clust
                                                     TopK top_k = {}) {
   set_remap([](Remap& to) { to.is_raw = true; });
   cluster.template read_maxima<true>();
+  // Rows that are not resident have no buffer of maxima: read_maxima() writes them to the sums.
   const float top = largest_of(kResident ? cluster.maxima() : cluster.sums(), cluster.chunks),
               scale = exponent_scale(temperature);
   if (top != top) return {{1, 1}, 0, false};
@@ -152,12 +153,14 @@ __device__ __forceinline__ void draw_run(const SampleParams& p, const ClusterRow
   }
 }
 
-// Draw all outputs of a group. prepare(engine, filters, totals) returns the threshold of a row, and
-// draw(engine, first, end, totals, threshold) draws outputs from it.
+// Draw a cluster's outputs. prepare(cluster, filters, totals) returns the threshold of a row, and
+// draw(cluster, first, end, totals, threshold) draws outputs from it.
 template <bool kResident, typename F, typename D>
-__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare, const D& draw) {
+__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t outputs_per_cluster, const F& prepare,
+                                              const D& draw) {
   ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
-  const int64_t begin = blockIdx.x / cluster.size * group, end = min(begin + group, p.num_outputs);
+  const int64_t begin = blockIdx.x / cluster.size * outputs_per_cluster,
+                end = min(begin + outputs_per_cluster, p.num_outputs);
   cluster.start();
   wait_for_inputs();
   launch_dependents();
@@ -183,10 +186,10 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t gro
   }
 }
 
-// Draw all outputs of a group. After prepare(), the sums of the cluster are those of kept elements.
+// Draw a cluster's outputs. After prepare(), the sums of the cluster are those of kept elements.
 template <bool kResident, typename F>
-__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t group, const F& prepare) {
-  sample_groups<kResident>(p, group, prepare,
+__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t outputs_per_cluster, const F& prepare) {
+  sample_groups<kResident>(p, outputs_per_cluster, prepare,
                            [&](const ClusterRow<kResident>& cluster, int64_t first, int64_t end, const Totals& totals,
                                float t) { draw_run(p, cluster, first, end, totals, t); });
 }
@@ -210,10 +213,12 @@ __device__ __forceinline__ float prepare_row(const SampleParams& p, ClusterRow<k
 // 512 threads may use all registers. With more threads, registers would spill, and the spills exceed the L1
 // cache.
 template <bool kResident>
-__global__ void __launch_bounds__(512, 1) sample_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<kResident>(p, group, [&](ClusterRow<kResident>& cluster, const Filters& f, Totals& totals) {
-    return p.is_logits ? prepare_row<true>(p, cluster, f, totals) : prepare_row<false>(p, cluster, f, totals);
-  });
+__global__ void __launch_bounds__(512, 1)
+    sample_kernel(const __grid_constant__ SampleParams p, int64_t outputs_per_cluster) {
+  sample_groups<kResident>(
+      p, outputs_per_cluster, [&](ClusterRow<kResident>& cluster, const Filters& f, Totals& totals) {
+        return p.is_logits ? prepare_row<true>(p, cluster, f, totals) : prepare_row<false>(p, cluster, f, totals);
+      });
 }
 
 // softmax and renormalised rows, one cluster per row.

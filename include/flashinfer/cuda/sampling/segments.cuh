@@ -141,7 +141,7 @@ struct Segments {
 };
 
 __global__ void __launch_bounds__(kSegmentWarps * 32, 1)
-    segments_kernel(const __grid_constant__ SampleParams p, int64_t group) {
+    segments_kernel(const __grid_constant__ SampleParams p, int64_t outputs_per_cluster) {
   Segments segments = Segments::of(p.vocab_size, p.is_logits);
   const auto prepare = [&](GlobalRow&, const Filters& f, Totals& totals) {
     totals = segments.totals(f.temperature);
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kSegmentWarps * 32, 1)
       if (lane_id() == 0) write_sample(p, output, token, totals.valid);
     }
   };
-  sample_groups<false>(p, group, prepare, draw);
+  sample_groups<false>(p, outputs_per_cluster, prepare, draw);
 }
 
 }  // namespace flashinfer::cuda

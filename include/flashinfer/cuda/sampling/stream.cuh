@@ -44,7 +44,8 @@ struct PipelinedRow : ClusterSmemRow {
   __device__ __forceinline__ float* slot(uint32_t at) const {
     return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * cluster.warp() + (at & 1)) * 2 * kSumChunk;
   }
-  // Return the buffer without a copy in flight, between two rows.
+  // Return the buffer without a copy in flight, after pass() with `ahead` = 1, which fills only the other
+  // buffer.
   __device__ __forceinline__ float* ready_buffer() const { return slot(step + 1); }
   __device__ __forceinline__ int chunk_of(int pair) const { return 2 * (first_pair + pair); }
 
@@ -148,16 +149,17 @@ struct PipelinedRow : ClusterSmemRow {
   }
 
   // Search the collected elements. A separate function limits registers.
-  template <bool kMass>
+  template <bool kBySum>
   __device__ __noinline__ static ThresholdKey search(ClusterSmemSearch x, uint32_t count, uint32_t low, uint32_t high,
                                                      uint64_t need, Weights weights) {
-    return x.search_gathered<kMass>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
+    return x.search_gathered<kBySum>({true, count, lane_id() == 0 ? count : 0}, low, high, need, weights);
   }
 
-  // Reserved entries of a list, one per bit in `found`: the first entry of the lane, the first entry and the
-  // number of entries of the warp.
+  // Reserved entries of a list, one per bit in `found`.
   struct Span {
-    uint32_t at, base, all;
+    uint32_t at;    // the lane's first entry
+    uint32_t base;  // the warp's first entry
+    uint32_t all;   // number of the warp's entries
   };
   __device__ __forceinline__ static Span span_of(uint32_t found) {
     const uint32_t end = ptx::warp_inclusive_sum(__popc(found));

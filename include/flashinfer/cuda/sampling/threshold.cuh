@@ -1,5 +1,6 @@
-// Thresholds of a row. The threshold of top-k is the largest key that k elements reach. The threshold of
-// top-p is the largest key at which the elements that reach it sum to p of the row.
+// Thresholds of a row. A key is a number's bits in the order of the numbers. Top-k: the largest key such that
+// at least k elements have it or a larger one. Top-p: the largest key such that the elements with it or a
+// larger one sum to at least p of the row.
 //
 // A histogram finds the bin of the threshold. One pass gathers the keys of that bin, and every CTA searches
 // them and finds the same threshold. If a bin has too many keys, the histograms of further passes narrow the
@@ -23,7 +24,7 @@ struct Signed {
     const uint32_t bits = __float_as_uint(x);
     return x != x ? 0u : bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
   }
-  // Return the number of a key. Key 0 gives -inf, which every element reaches.
+  // Return the number that has this key. Key 0 gives -inf, so every element is at least that number.
   __device__ __forceinline__ static float real(uint32_t key) {
     return key == 0 ? -INFINITY : __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
   }
@@ -39,8 +40,8 @@ struct Octaves {
     return static_cast<uint32_t>(max(static_cast<int>(key >> 18) - base, 0));
   }
   __device__ uint32_t low(uint32_t bin) const {
-    const int octave = base + static_cast<int>(bin);
-    return bin == 0 || octave < 0 ? 0u : static_cast<uint32_t>(octave) << 18;
+    const int bin_key = base + static_cast<int>(bin);
+    return bin == 0 || bin_key < 0 ? 0u : static_cast<uint32_t>(bin_key) << 18;
   }
   __device__ uint32_t high(uint32_t bin) const {
     return (static_cast<uint32_t>(base + static_cast<int>(bin) + 1) << 18) - 1;
@@ -99,10 +100,10 @@ __device__ __noinline__ FoundBin find_bin_by_sum(ClusterRow<kResident> cluster, 
 }
 
 // Narrow the interval by passes over the row until one key is left.
-template <typename Key, bool kMass, bool kResident>
+template <typename Key, bool kBySum, bool kResident>
 __device__ __noinline__ ThresholdKey search_by_passes(ClusterRow<kResident> cluster, uint32_t low, uint32_t high,
                                                       uint64_t need, Weights weights) {
-  constexpr int kCount = kMass ? 512 : 1024;
+  constexpr int kCount = kBySum ? 512 : 1024;
   uint64_t value;
   do {
     cluster.sync_reads();
@@ -112,11 +113,11 @@ __device__ __noinline__ ThresholdKey search_by_passes(ClusterRow<kResident> clus
     for_elements<Key>(cluster, low, [&](float x, bool exists) {
       const uint32_t key = Key::key(x);
       if (!exists || !bins.holds(key)) return;
-      if constexpr (kMass) weights.add(words + 2 * bins.of(key), x);
-      if constexpr (!kMass) atomicAdd(words + bins.of(key), 1u);
+      if constexpr (kBySum) weights.add(words + 2 * bins.of(key), x);
+      if constexpr (!kBySum) atomicAdd(words + bins.of(key), 1u);
     });
     cluster.sync();
-    const FoundBin found = kMass ? find_bin_by_sum(cluster, need, weights) : find_bin_by_count(cluster, need);
+    const FoundBin found = kBySum ? find_bin_by_sum(cluster, need, weights) : find_bin_by_count(cluster, need);
     need = need > found.above ? need - found.above : 1;
     bins.narrow(kCount - 1 - found.position);
     low = bins.low, high = bins.high, value = found.value;
@@ -160,8 +161,8 @@ __device__ __forceinline__ void append_matches(uint32_t* keys, const Chunk& one,
     if (found >> (16 + i) & 1) *keys++ = Key::key(other.at[i / 4][i % 4]);
 }
 
-// Gather the keys in [low, high] into the memory of the bins. Return true if they fit. No CTA may use the
-// bins before the call, and all CTAs read the keys until the next barrier.
+// Gather the keys in [low, high] into the memory of the bins. Return true if they fit. All CTAs must have
+// finished with the bins before the call. No CTA may overwrite them until the next barrier.
 template <typename Key, bool kResident>
 __device__ __noinline__ bool gather(ClusterRow<kResident> cluster, uint32_t low, uint32_t high) {
   if (threadIdx.x == 0) scratch().counter = 0;
@@ -210,7 +211,7 @@ __device__ __forceinline__ FoundBin find_local_bin(const F& value, uint64_t need
 
 // Narrow the interval by levels of bins over the gathered keys until one key is left. Every CTA computes the
 // same.
-template <bool kMass, bool kResident>
+template <bool kBySum, bool kResident>
 __device__ __noinline__ ThresholdKey search_candidates(ClusterRow<kResident> cluster, uint32_t low, uint32_t high,
                                                        uint64_t need, Weights weights) {
   uint64_t value;
@@ -221,12 +222,12 @@ __device__ __noinline__ ThresholdKey search_candidates(ClusterRow<kResident> clu
     clear(words, 2 * kLocalBins);
     for_candidates(cluster, [&](uint32_t key) {
       if (!bins.holds(key)) return;
-      if constexpr (kMass) weights.add(words + 2 * bins.of(key), __uint_as_float(key));
-      if constexpr (!kMass) atomicAdd(words + 2 * bins.of(key), 1u);
+      if constexpr (kBySum) weights.add(words + 2 * bins.of(key), __uint_as_float(key));
+      if constexpr (!kBySum) atomicAdd(words + 2 * bins.of(key), 1u);
     });
     __syncthreads();
     const FoundBin found = find_local_bin(
-        [&](int bin) -> uint64_t { return kMass ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[2 * bin]; },
+        [&](int bin) -> uint64_t { return kBySum ? weights.sum(words[2 * bin], words[2 * bin + 1]) : words[2 * bin]; },
         need);
     need = need > found.above ? need - found.above : 1;
     bins.narrow(kLocalBins - 1 - found.position);
@@ -267,16 +268,16 @@ __device__ __noinline__ uint32_t lower_bound_of_kth(ResidentRow cluster, uint32_
 }
 
 // First histogram, by octaves: of counts, or of share_weight().
-template <typename Key, bool kMass, bool kResident>
+template <typename Key, bool kBySum, bool kResident>
 __device__ __noinline__ FoundBin first_histogram(ClusterRow<kResident> cluster, Octaves octaves, uint32_t least,
-                                                 Normalizer share, uint64_t need) {
+                                                 Normalizer to_weight, uint64_t need) {
   uint32_t* words = cluster.bins();
   clear(words, kBins);
   for_elements<Key>(cluster, least, [&](float x, bool exists) {
     const uint32_t key = Key::key(x);
-    if (kMass ? key < least : !exists) return;
+    if (kBySum ? key < least : !exists) return;
     uint32_t weight = 1;
-    if constexpr (kMass) weight = share_weight(x, share);
+    if constexpr (kBySum) weight = share_weight(x, to_weight);
     atomicAdd(words + octaves.of(key), weight);
   });
   cluster.sync();
@@ -321,9 +322,9 @@ __device__ __forceinline__ float top_p_threshold(ClusterRow<kResident>& cluster,
   const double mass = row.real(), target = p * mass;
   // The elements below `least` sum to less than 1 - p of the row, so the threshold is not among them.
   const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / cluster.n) * 0.999f);
-  const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
+  const uint64_t needed_weight = static_cast<uint64_t>(p * 0x1p30);
   const FoundBin found =
-      first_histogram<Unsigned, true>(cluster, octaves, least, Normalizer::of(mass * 0x1p-30), share);
+      first_histogram<Unsigned, true>(cluster, octaves, least, Normalizer::of(mass * 0x1p-30), needed_weight);
   const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
   const Weights weights = Weights::of(high, cluster.n);
   const auto kept = [&](uint32_t key) {
@@ -338,7 +339,7 @@ __device__ __forceinline__ float top_p_threshold(ClusterRow<kResident>& cluster,
     cluster.sync_reads();
     return edge;
   };
-  return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, resolve, kept);
+  return exact_threshold(weights, needed_weight, found.above, mass, high, max_key, target, row.fixed, resolve, kept);
 }
 
 }  // namespace flashinfer::cuda

@@ -50,8 +50,9 @@ __device__ __forceinline__ Totals load_exponentials_once(GlobalRow& cluster, dou
   return cluster.totals();
 }
 
-__global__ void __launch_bounds__(512, 2) unfiltered_kernel(const __grid_constant__ SampleParams p, int64_t group) {
-  sample_groups<false>(p, group, [&](GlobalRow& cluster, const Filters& f, Totals& totals) {
+__global__ void __launch_bounds__(512, 2)
+    unfiltered_kernel(const __grid_constant__ SampleParams p, int64_t outputs_per_cluster) {
+  sample_groups<false>(p, outputs_per_cluster, [&](GlobalRow& cluster, const Filters& f, Totals& totals) {
     totals = p.is_logits ? load_exponentials_once(cluster, f.temperature) : load_probs_once(cluster);
     return 0.0f;
   });

@@ -26,7 +26,7 @@ struct KeyLoader {
   const char *k, *v;       // of the head
   int32_t first;           // the request's first page or row
   int32_t start, kv_end;   // the group's first tile, and the end of the CTA's keys
-  int32_t lane;            // index of the thread in its group
+  int32_t thread;          // index of the thread in its group
   uint32_t ring, rotated;  // shared memory of the group
   KvRow* table;
   static constexpr int kKeys = S::kKeys, kThreads = S::kGroupThreads;
@@ -40,7 +40,7 @@ struct KeyLoader {
         first(cache.indptr ? cache.indptr[item.batch] : 0),
         kv_end(item.kv_end) {
     const int group = S::kKeyWarps == 1 ? 0 : threadIdx.x / kThreads;
-    start = item.kv_start + group * kKeys, lane = static_cast<int32_t>(threadIdx.x) - group * kThreads;
+    start = item.kv_start + group * kKeys, thread = static_cast<int32_t>(threadIdx.x) - group * kThreads;
     ring = ptx::shared_address(shared) + S::ring(group, stages);
     rotated = ptx::shared_address(shared) + S::rotated(group, stages);
     table = reinterpret_cast<KvRow*>(shared + S::table(group, stages));
@@ -79,12 +79,12 @@ struct KeyLoader {
     int32_t pages[kCount];  // all loads come before the first use
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const int i = lane + n * kThreads;
+      const int i = thread + n * kThreads;
       pages[n] = i < stages * kKeys ? page_of(start + i / kKeys * kStride + i % kKeys) : 0;
     }
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
-      const int i = lane + n * kThreads;
+      const int i = thread + n * kThreads;
       if (i < stages * kKeys) table[i] = row_of(start + i / kKeys * kStride + i % kKeys, pages[n]);
     }
   }
@@ -119,21 +119,21 @@ struct KeyLoader {
     static constexpr int kCount = (kInTile + kThreads - 1) / kThreads;
     static constexpr bool kSameColumn = kThreads % kInRow == 0;
     static constexpr int kStep = kSameColumn ? kThreads / kInRow : 1;
-    int lane;
+    int thread;
     uint32_t first;
 
-    __device__ __forceinline__ explicit Chunks(int lane_)
-        : lane(lane_), first(Swizzle<kRow>::chunk(Swizzle<kRow>::row(0, lane / kInRow), lane % kInRow)) {}
+    __device__ __forceinline__ explicit Chunks(int thread_)
+        : thread(thread_), first(Swizzle<kRow>::chunk(Swizzle<kRow>::row(0, thread / kInRow), thread % kInRow)) {}
 
     __device__ __forceinline__ int row(int i) const {
-      return kSameColumn ? lane / kInRow + i * kStep : (lane + i * kThreads) / kInRow;
+      return kSameColumn ? thread / kInRow + i * kStep : (thread + i * kThreads) / kInRow;
     }
     __device__ __forceinline__ int column(int i) const {
-      return kSameColumn ? lane % kInRow : (lane + i * kThreads) % kInRow;
+      return kSameColumn ? thread % kInRow : (thread + i * kThreads) % kInRow;
     }
     // Return true if a thread has more than i chunks.
     __device__ __forceinline__ bool has(int i) const {
-      return kInTile % kThreads == 0 || lane + i * kThreads < kInTile;
+      return kInTile % kThreads == 0 || thread + i * kThreads < kInTile;
     }
     // `to` is a multiple of 128.
     __device__ __forceinline__ uint32_t at(uint32_t to, int i) const {
@@ -161,7 +161,7 @@ struct KeyLoader {
   template <bool kFull, int kRow, bool kKeyRows, bool kValueRows>
   __device__ __forceinline__ void copy_rows(uint32_t to, const KvRow* rows, int32_t left) const {
     constexpr int kCount = Chunks<kRow>::kCount, kAtOnce = kCount % 8 == 0 ? 8 : kCount;
-    const Chunks<kRow> chunks(lane);
+    const Chunks<kRow> chunks(thread);
 #pragma unroll
     for (int start = 0; start < kCount; start += kAtOnce) {
       KvRow from[kAtOnce];  // before the copies: otherwise each copy would wait for its load

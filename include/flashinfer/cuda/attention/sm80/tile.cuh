@@ -60,12 +60,12 @@ struct WarpTile {
     }
   }
 
-  // Rotate this thread's share of a tile of keys. Write g to `rotated`, and h there too unless
-  // kRotatesInPlace.
+  // Rotate this thread's share of a tile of keys. h and g are the two 16-bit parts of a rotated key
+  // (rotation.cuh). Write g to `rotated`, and h there too unless kRotatesInPlace.
   __device__ __forceinline__ void rotate(const KeyLoader<S>& keys, uint32_t stage, uint32_t rotated,
                                          int32_t tile_start) const {
     rotate_tile<Variant, S>(params, variant, frequencies, stage, first_keys(stage, rotated), second_keys(rotated),
-                            keys.lane, tile_start);
+                            keys.thread, tile_start);
   }
 
   // Update O, m and l with one tile of keys and values in smem.
@@ -94,7 +94,7 @@ struct WarpTile {
     return rotated + (S::kRotatesInPlace ? 0 : S::kOperandBytes);
   }
 
-  // s += Q K^T. `offset` selects h or g of rotated queries.
+  // s += Q K^T. `offset` selects part h or g of rotated queries (rotation.cuh).
   __device__ __forceinline__ void multiply_keys(Products<S>& s, uint32_t keys, int offset) const {
     const KeyOperand<S> rows(keys, 0);
 #pragma unroll
@@ -179,7 +179,7 @@ __device__ __forceinline__ void attend_and_rotate(const KeyLoader<S>& keys, Tile
   }
 }
 
-// Mainloop of a group: computes one tile while the next ones are copied.
+// Mainloop of the warps that share tiles of keys. Compute one tile while the next ones are copied.
 template <typename S, typename Tile, typename Track>
 __device__ __forceinline__ void mainloop(const KeyLoader<S>& keys, Tile& tile, bool active, int count,
                                          Track& profiler) {
@@ -199,8 +199,8 @@ __device__ __forceinline__ void mainloop(const KeyLoader<S>& keys, Tile& tile, b
     profiler.switch_to(Event::kLoadKv);
     if (next < keys.kv_end) keys.load(stages.previous(), next);
     ptx::cp_async_commit();
-    const int32_t key = next + keys.kStride + keys.lane;
-    const bool looks_up = keys.lane < S::kKeys;
+    const int32_t key = next + keys.kStride + keys.thread;
+    const bool looks_up = keys.thread < S::kKeys;
     const int32_t page = looks_up ? keys.page_of(key) : 0;
     profiler.switch_to(Event::kAttend);
     if constexpr (S::kRope) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void mainloop(const KeyLoader<S>& keys, Tile& tile, b
     } else if (active) {
       tile.attend(keys.ring + stages.current * S::kStageBytes, 0, tile_start);
     }
-    if (looks_up) keys.table[stages.current * S::kKeys + keys.lane] = keys.row_of(key, page);
+    if (looks_up) keys.table[stages.current * S::kKeys + keys.thread] = keys.row_of(key, page);
     stages.advance();
   }
 }

@@ -17,7 +17,7 @@ template <typename S, typename Variant = AttentionVariantBase>
 __device__ __forceinline__ WarpRows<S> warp_rows(const AttentionParams& params, const Work& work,
                                                  const Variant& variant = {}) {
   WarpRows<S> rows(params, variant, work, work.head);
-  rows.rows = min(rows.rows, work.row_start + params.tile_rows);
+  rows.end_row = min(rows.end_row, work.row_start + params.tile_rows);
   return rows;
 }
 
@@ -68,8 +68,9 @@ struct TileRange {
 };
 
 template <typename S, typename Variant>
-FLASHINFER_HD TileRange tiles_of(const AttentionParams& params, const Work& work, const Variant& variant, int group) {
-  const int32_t first_row = work.row_start + 64 * group;
+FLASHINFER_HD TileRange tiles_of(const AttentionParams& params, const Work& work, const Variant& variant,
+                                 int warpgroup) {
+  const int32_t first_row = work.row_start + 64 * warpgroup;
   const int32_t rows = min(work.qo_len * static_cast<int32_t>(params.group.divisor), work.row_start + params.tile_rows);
   TileRange range{0, 0, 0, 0, 0};
   if (first_row >= rows || work.tiles == 0) return range;
@@ -90,10 +91,10 @@ FLASHINFER_HD TileRange tiles_of(const AttentionParams& params, const Work& work
   return range;
 }
 
-// Multi-item scoring: a query after the prefix sees the prefix and its own item, and no key between them.
-// Return the first key of the item, or the prefix's end or a key before it if nothing is between.
+// Multi-item scoring: a query after the prefix sees the prefix and its own scored item, and no key between
+// them. Return the scored item's first key. A result at or before the prefix's end means: nothing to mask.
 template <typename S>
-__device__ __forceinline__ int32_t item_start(const WarpRows<S>& rows, int half) {
+__device__ __forceinline__ int32_t scored_item_start(const WarpRows<S>& rows, int half) {
   const Mask& mask = rows.mask;
   int32_t qo_idx, qo_head;
   rows.locate(rows.row(0, half), qo_idx, qo_head);
@@ -107,17 +108,18 @@ __device__ __forceinline__ void mask_other_items(float (&s)[S::kKeys / 2], const
                                                  float masked_value) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int32_t item = item_start<S>(rows, half), first = rows.mask.prefix_len - WarpRows<S>::key(tile_start, 0, 0);
-    if (item <= rows.mask.prefix_len) continue;
-    const auto between = static_cast<uint32_t>(item - rows.mask.prefix_len);
+    const int32_t scored_item = scored_item_start<S>(rows, half);
+    const int32_t first = rows.mask.prefix_len - WarpRows<S>::key(tile_start, 0, 0);
+    if (scored_item <= rows.mask.prefix_len) continue;
+    const auto between = static_cast<uint32_t>(scored_item - rows.mask.prefix_len);
 #pragma unroll
     for (int i = 2 * half; i < S::kKeys / 2; i += i % 2 == 0 ? 1 : 3)
       s[i] = static_cast<uint32_t>(i / 4 * 8 + i % 2 - first) < between ? masked_value : s[i];
   }
 }
 
-// Return a bit for each of 32 elements of a lane's row, from number `first` on, set for keys before `key`.
-// Each eight keys give two elements. Keys are counted from that of the first element.
+// A lane has two elements of every eight keys of a row. Return one bit for each of its elements `first` to
+// `first` + 31, set if the element's key is less than `key`. Keys count from the lane's first.
 __device__ __forceinline__ uint32_t elements_before(int32_t key, int first) {
   const auto from = static_cast<uint32_t>(max(key, 0));
   const auto elements = static_cast<int32_t>(from / 8 * 2 + min(from % 8, 2u));
@@ -142,7 +144,8 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
     transform_tile<!kMasked, false>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start);
   }
   if constexpr (Variant::transforms_logits && Variant::use_softmax) {
-    if (variant.sm_scale_log2 < 0) {  // maxima are taken before a positive scale
+    // Row maxima are taken of unscaled logits, so a negative scale needs negated logits.
+    if (variant.sm_scale_log2 < 0) {
 #pragma unroll
       for (int i = 0; i < S::kKeys / 2; ++i) s[i] = -s[i];
     }
@@ -151,7 +154,8 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
   if constexpr (Variant::masks_logits)
     mask_elements<Variant, S>(reinterpret_cast<Products<S>&>(s), params, variant, rows, tile_start, masked_value);
   if constexpr (kMasked) {
-    // Bits become predicates seven at a time. Variants and 8-bit types leave no registers for that.
+    // One instruction (R2P) turns seven bits into predicates. Variants and 8-bit types leave no registers for
+    // words of bits.
     constexpr bool kByBits = !Variant::transforms_logits && !Variant::masks_logits && !S::kFp8;
     const Mask& mask = rows.mask;
     const int32_t lane_key = WarpRows<S>::key(tile_start, 0, 0), window = min(mask.window_left, mask.kv_len);
@@ -160,8 +164,8 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
       const auto qo_idx = static_cast<int32_t>(params.group.div(rows.row(0, half)));
       const int32_t start = max(mask.kv_len - mask.qo_len + qo_idx - window, work.kv_start) - lane_key;
       const int32_t end = min(mask.end(qo_idx), work.kv_end) - lane_key;
-      const bool items = kByBits && mask.mode == MaskMode::kMultiItem;
-      const int32_t item = items ? item_start<S>(rows, half) : 0;
+      const bool has_scored_items = kByBits && mask.mode == MaskMode::kMultiItem;
+      const int32_t scored_item = has_scored_items ? scored_item_start<S>(rows, half) : 0;
       uint32_t seen = 0;
 #pragma unroll
       for (int e = 0; e < S::kKeys / 4; ++e) {
@@ -169,7 +173,8 @@ __device__ __forceinline__ void prepare_logits(float (&s)[S::kKeys / 2], const P
         if constexpr (kByBits) {
           if (e % 32 == 0) {
             seen = elements_before(end, e) & ~elements_before(start, e);
-            if (items) seen &= elements_before(mask.prefix_len - lane_key, e) | ~elements_before(item - lane_key, e);
+            if (has_scored_items)
+              seen &= elements_before(mask.prefix_len - lane_key, e) | ~elements_before(scored_item - lane_key, e);
           }
           element = seen >> e % 32 & 1 ? element : masked_value;
         } else {

@@ -30,7 +30,9 @@ struct ConsumerWarpgroup {
   const Shared<S>& shared;
   const Work& work;
   const Variant& variant;
-  const int group, query_use;
+  const int warpgroup;
+  // Running numbers of tiles in their rings: the stage of a tile is its use modulo the number of stages.
+  const int query_use;
   int use;  // of the next tile of keys and of values
   Softmax<S::kFp8> softmax;
   float o[S::kDV / 2];
@@ -55,8 +57,8 @@ struct ConsumerWarpgroup {
         first_tile<S::kKeys>(p, tile, !range.is_whole(tile));
       }
       --tile;
-      // Masked tiles after the whole ones, the whole ones, and masked tiles before them. The loop over `pass`
-      // keeps one copy of the code of masked tiles.
+      // Three runs, from the last key to the first: masked, whole, masked. The loop over `pass` gives both
+      // masked runs one copy of the code.
 #pragma unroll 1
       for (int pass = 0; pass < 2; ++pass) {
         const int32_t last = pass == 0 ? max(range.whole_end, range.first) : range.first;
@@ -101,10 +103,10 @@ struct ConsumerWarpgroup {
     ++use;
   }
 
-  // S = Q K^T for the first 2 kN keys of the tile of use `use` + `ahead`.
+  // S = Q K^T for the first 2 kN keys of tile number `use` + `ahead` in the ring.
   template <int kN>
   __device__ __forceinline__ void multiply_keys(float (&s)[kN], int ahead) const {
-    const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + group * 64 * S::kChunkRowBytes);
+    const uint64_t a = S::Queries::k_contiguous(shared.queries(query_use) + warpgroup * 64 * S::kChunkRowBytes);
     const uint64_t b = S::Keys::k_contiguous(shared.keys(use + ahead));
     ptx::warpgroup_fence();
 #pragma unroll

@@ -3,11 +3,12 @@
 //
 // The WY form of DeltaNet (Yang et al. 2024, arXiv 2406.06484) with the decay of Gated DeltaNet (Yang et al.
 // 2024, arXiv 2412.06464), written with one matrix Z: the papers' T = (I + B L)^-1 B is B (I - Z B), and W
-// and U are not formed. i and j are tokens of a chunk, n its last one, G the cumulative sum of g from its
-// first token, Gam_ij = exp(G_i - G_j), B = diag(beta), Q, K and V have a row per token:
+// and U are not formed. i and j are tokens of a chunk, n its last one, G the inclusive sum of g within the
+// chunk, Gam_ij = exp(G_i - G_j), B = diag(beta), Q, K and V have a row per token, ' is the transpose:
 //   L = strict lower(k_i k_j Gam_ij)    P = scale lower(q_i k_j Gam_ij)    Z = (I + L B)^-1 L
 //   R = V - e^G K S    r = R - Z (B R)    u = B r    O = scale e^G Q S + P u    S = e^Gn S + K' e^(Gn-G) u
-// If q and k are normalised, their L2 factors multiply L, P and e^G. The rows of q and k are not rewritten.
+// If q and k are normalised, the reciprocal L2 norms of their rows are factors of L, P, e^G and e^(Gn-G). The
+// rows of q and k are not rewritten.
 #pragma once
 
 #include <cstdint>
@@ -151,8 +152,8 @@ __device__ __forceinline__ void pack_operand_a(uint32_t (&a)[4], const float (&f
   a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
   a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
 }
-// Pack dy as an A operand, before its product with beta. An overflow of half_t would be infinity, and its
-// product with beta = 0 NaN, so dy is clamped to finite values.
+// Pack dy, the gradient before its product with B, as an A operand (backward/scan.cuh). An overflow of half_t
+// would be infinity, and its product with beta = 0 NaN, so dy is clamped to finite values.
 template <typename T>
 __device__ __forceinline__ void pack_finite_operand_a(uint32_t (&a)[4], const float (&first)[4],
                                                       const float (&second)[4]) {

@@ -20,7 +20,7 @@ struct DeltaPrepareShared {
       Matrix left, right;
     };
   };
-  float sums[kDeltaChunk];  // G / ln 2, for ex2
+  float log2_decay[kDeltaChunk];  // G / ln 2, for ex2
   float beta[kDeltaChunk], k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 };
 
@@ -60,7 +60,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
         if (lane >= by) sum += other;
       }
       const float before = __shfl_up_sync(kAllLanes, sum, 1);
-      shared.sums[2 * lane] = (lane ? before : 0.f) + first, shared.sums[2 * lane + 1] = sum;
+      shared.log2_decay[2 * lane] = (lane ? before : 0.f) + first, shared.log2_decay[2 * lane + 1] = sum;
     } else if (warp < 3) {
       const int i = thread - 32;
       shared.beta[i] = i >= chunk.count ? 0.f
@@ -77,7 +77,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
   __device__ __forceinline__ void correlate(float scale, DeltaTerms& to) const {
     const SmemOperandA<kBytes> keys(ptx::shared_address(shared.k), 16 * warp);
     const SmemOperandA<kBytes> queries(ptx::shared_address(shared.q), 16 * warp);
-    const SmemOperandB<kBytes> others(ptx::shared_address(shared.k), 0);
+    const SmemOperandB<kBytes> key_columns(ptx::shared_address(shared.k), 0);
     Sums l, p;
     l.clear(), p.clear();
 #pragma unroll
@@ -88,30 +88,33 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
       for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
         if (pair > warp) continue;
         uint32_t b[2][2];
-        others.load(b, pair, step);
+        key_columns.load(b, pair, step);
         l.template add<T>(k, b, pair), p.template add<T>(q, b, pair);
       }
     }
     sync();
     const int upper = 16 * warp + lane / 4;
-    const float sums[2] = {shared.sums[upper], shared.sums[upper + 8]};
-    const float of_k[2] = {shared.k_factor[upper], shared.k_factor[upper + 8]};
-    const float of_q[2] = {scale * shared.q_factor[upper], scale * shared.q_factor[upper + 8]};
+    const float row_decay[2] = {shared.log2_decay[upper], shared.log2_decay[upper + 8]};
+    const float k_factors[2] = {shared.k_factor[upper], shared.k_factor[upper + 8]};
+    const float q_factors[2] = {scale * shared.q_factor[upper], scale * shared.q_factor[upper + 8]};
 #pragma unroll
     for (int n = 0; n < kDeltaChunk / 8; ++n) {
       if (n / 2 > warp) continue;
       const int column = 8 * n + 2 * (lane % 4);
-      const float2 others = *as_float2(&shared.sums[column]), k = *as_float2(&shared.k_factor[column]);
+      const float2 column_decay = *as_float2(&shared.log2_decay[column]),
+                   column_factor = *as_float2(&shared.k_factor[column]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = upper + 8 * half;
-        const float first = column > row ? 0.f : ptx::ex2_approx(sums[half] - others.x) * k.x;
-        const float second = column + 1 > row ? 0.f : ptx::ex2_approx(sums[half] - others.y) * k.y;
-        auto& of = p[0][n];
-        of[2 * half] *= first * of_q[half], of[2 * half + 1] *= second * of_q[half];
-        const float* keys = &l[0][n][2 * half];
-        *as_float2(&shared.left[row][column]) = make_float2(column < row ? keys[0] * (first * of_k[half]) : 0.f,
-                                                            column + 1 < row ? keys[1] * (second * of_k[half]) : 0.f);
+        const float first = column > row ? 0.f : ptx::ex2_approx(row_decay[half] - column_decay.x) * column_factor.x;
+        const float second =
+            column + 1 > row ? 0.f : ptx::ex2_approx(row_decay[half] - column_decay.y) * column_factor.y;
+        auto& p_tile = p[0][n];
+        p_tile[2 * half] *= first * q_factors[half], p_tile[2 * half + 1] *= second * q_factors[half];
+        const float* l_tile = &l[0][n][2 * half];
+        *as_float2(&shared.left[row][column]) =
+            make_float2(column < row ? l_tile[0] * (first * k_factors[half]) : 0.f,
+                        column + 1 < row ? l_tile[1] * (second * k_factors[half]) : 0.f);
       }
     }
 #pragma unroll
@@ -124,7 +127,7 @@ struct DeltaPrepare : DeltaSolve<T, DeltaPrepareShared<kKeys>> {
 
   __device__ __forceinline__ void store(float scale, DeltaTerms& to) const {
     const int i = thread % kDeltaChunk;
-    const float sum = shared.sums[i], last = shared.sums[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
+    const float sum = shared.log2_decay[i], last = shared.log2_decay[kDeltaChunk - 1], decay = ptx::ex2_approx(sum);
     if (thread < kDeltaChunk) {
       to.k_decay[i] = decay * shared.k_factor[i], to.beta[i] = shared.beta[i];
       to.log2_decay[i] = sum, to.k_factor[i] = shared.k_factor[i], to.q_factor[i] = shared.q_factor[i];

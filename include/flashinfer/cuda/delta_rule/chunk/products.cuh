@@ -42,11 +42,11 @@ struct DeltaWarpProducts {
   template <int kPending, typename... Registers>
   __device__ __forceinline__ static void wait(Registers&...) {}
 
-  // sums = S' K' or S' Q'. Here and in write(), each(i) runs right before the products with a[i], so that its
-  // work overlaps with them.
+  // sums = S' K' or S' Q'. Here and in update_state(), each(i) runs right before the products with a[i], so
+  // that its work overlaps with them.
   template <typename Each>
-  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile,
-                                              const Each& each) {
+  __device__ __forceinline__ static void multiply_state(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a,
+                                                        const Keys& tile, const Each& each) {
     const SmemOperandB<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
     sums.clear();
 #pragma unroll
@@ -59,8 +59,9 @@ struct DeltaWarpProducts {
       }
     }
   }
-  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile) {
-    read(sums, a, tile, [](int) {});
+  __device__ __forceinline__ static void multiply_state(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a,
+                                                        const Keys& tile) {
+    multiply_state(sums, a, tile, [](int) {});
   }
   // sums += A times a lower triangular matrix of blocks, or its transpose. kFirst: sums are zero before.
   template <bool kTransposed, bool kFirst = false>
@@ -85,8 +86,8 @@ struct DeltaWarpProducts {
   }
   // state += A times rows of k or q.
   template <typename Each>
-  __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile,
-                                               const Each& each) {
+  __device__ __forceinline__ static void update_state(State& state, const DeltaOperandA& a, const Keys& tile,
+                                                      const Each& each) {
     const SmemOperandBTransposed<kBytes, kDeltaChunk> rows(ptx::shared_address(tile), 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -98,8 +99,8 @@ struct DeltaWarpProducts {
       }
     }
   }
-  __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile) {
-    write(state, a, tile, [](int) {});
+  __device__ __forceinline__ static void update_state(State& state, const DeltaOperandA& a, const Keys& tile) {
+    update_state(state, a, tile, [](int) {});
   }
 
  private:
@@ -124,7 +125,8 @@ struct DeltaWarpgroupProducts {
     (hold(registers), ...);
   }
 
-  __device__ __forceinline__ static void read(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a, const Keys& tile) {
+  __device__ __forceinline__ static void multiply_state(DeltaSums16& sums, const DeltaStateOperandA<kKeys>& a,
+                                                        const Keys& tile) {
     const uint64_t rows = Tile::k_contiguous(ptx::shared_address(tile));
     ptx::warpgroup_fence();
 #pragma unroll
@@ -145,7 +147,7 @@ struct DeltaWarpgroupProducts {
                         !kFirst || step > 0);
     ptx::warpgroup_commit();
   }
-  __device__ __forceinline__ static void write(State& state, const DeltaOperandA& a, const Keys& tile) {
+  __device__ __forceinline__ static void update_state(State& state, const DeltaOperandA& a, const Keys& tile) {
     const uint64_t rows = Tile::n_contiguous(ptx::shared_address(tile));
     ptx::warpgroup_fence();
 #pragma unroll

@@ -20,18 +20,18 @@ struct DeltaScan {
   using T = typename Shape::T;
   using Products = typename Shape::Products;
   using State = typename Products::State;
-  using Sums = DeltaSums16;  // columns x tokens
+  using TokenAccumulators = DeltaSums16;  // columns x tokens
   using OperandA = DeltaOperandA;
   using StateOperandA = DeltaStateOperandA<Shape::kPartKeys>;
   static constexpr int kSteps = kDeltaChunk / 16;
 
   const DeltaRuleInputs& in;
-  const DeltaWork block;
+  const DeltaWork work;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int part = 0;
 
   __device__ __forceinline__ explicit DeltaScan(const DeltaRuleInputs& inputs, uint32_t number = blockIdx.x)
-      : in(inputs), block(inputs, Shape::kColumns, number) {
+      : in(inputs), work(inputs, Shape::kColumns, number) {
     if constexpr (Shape::kParts > 1) part = warp / Shape::kPartWarps, warp -= part * Shape::kPartWarps;
   }
 
@@ -39,24 +39,25 @@ struct DeltaScan {
   // Return the index of this thread among the threads that issue copies.
   __device__ __forceinline__ int copy_thread() const { return threadIdx.x - (Shape::kThreads - Shape::kCopiers); }
   __device__ __forceinline__ int64_t num_chunks() const {
-    return (block.tokens.end - block.tokens.begin + kDeltaChunk - 1) / kDeltaChunk;
+    return (work.tokens.end - work.tokens.begin + kDeltaChunk - 1) / kDeltaChunk;
   }
-  __device__ __forceinline__ DeltaChunk chunk(int64_t number) const { return {block.tokens, number}; }
+  __device__ __forceinline__ DeltaChunk chunk(int64_t number) const { return {work.tokens, number}; }
   // Index of a chunk and this value head among all chunks and value heads.
   __device__ __forceinline__ int64_t index(int64_t number) const {
-    return (first_chunk(in, block.sequence) + number) * in.num_value_heads + block.value_head;
+    return (first_chunk(in, work.sequence) + number) * in.num_value_heads + work.value_head;
   }
-  // Return the first of this warp's 16 x 16 blocks of a state in gmem, in a strip of 16 columns.
+  // In gmem a state is stored as strips of 16 columns, kKeys / 16 blocks each. Return the index of this
+  // warp's first block of a strip.
   __device__ __forceinline__ int64_t state_block(int64_t strip) const {
     return strip * (Shape::kKeys / 16) + part * (Shape::kPartKeys / 16);
   }
   // Return the first of this warp's columns.
-  __device__ __forceinline__ int64_t column() const { return block.slice * Shape::kColumns + 16 * warp; }
+  __device__ __forceinline__ int64_t column() const { return work.slice * Shape::kColumns + 16 * warp; }
 
   __device__ __forceinline__ void copy_keys(typename Shape::Keys& to, const void* rows, const TokenStrides& strides,
                                             const DeltaChunk& chunk, int64_t from = 0) const {
     copy_tokens<T, Shape::kKeyBytes, Shape::kCopiers, kDeltaChunk>(ptx::shared_address(to), rows, strides, chunk,
-                                                                   block.key_head, from, in.key_dim, copy_thread());
+                                                                   work.key_head, from, in.key_dim, copy_thread());
   }
   __device__ __forceinline__ void copy_keys(typename Shape::Keys (&to)[2], const void* rows,
                                             const TokenStrides& strides, const DeltaChunk& chunk) const {
@@ -96,8 +97,8 @@ struct DeltaScan {
   }
   __device__ __forceinline__ void copy_values(typename Shape::Values& to, const void* rows, const TokenStrides& strides,
                                               const DeltaChunk& chunk) const {
-    copy_tokens<T, Shape::kValueBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk, block.value_head,
-                                                        block.slice * Shape::kColumns, in.value_dim, copy_thread());
+    copy_tokens<T, Shape::kValueBytes, Shape::kCopiers>(ptx::shared_address(to), rows, strides, chunk, work.value_head,
+                                                        work.slice * Shape::kColumns, in.value_dim, copy_thread());
   }
   // Copy `bytes` contiguous bytes, a multiple of 16.
   __device__ __forceinline__ void copy_bytes(void* to, const void* from, uint32_t bytes) const {
@@ -118,7 +119,7 @@ struct DeltaScan {
   // Call body(element, i) for each of a lane's elements of the state. i is the index in a tensor of states.
   template <typename Body>
   __device__ __forceinline__ void for_state_elements(State& state, const Body& body) const {
-    const int64_t start = block.head_index(in) * in.state_size(), first = column() + lane / 4;
+    const int64_t start = work.head_index(in) * in.state_size(), first = column() + lane / 4;
 #pragma unroll
     for (int n = 0; n < Shape::kPartKeys / 8; ++n) {
 #pragma unroll
@@ -147,7 +148,8 @@ struct DeltaScan {
   __device__ __forceinline__ float2 token_factors(const float (&factors)[kDeltaChunk], int n) const {
     return *reinterpret_cast<const float2*>(&factors[8 * n + 2 * (lane % 4)]);
   }
-  __device__ __forceinline__ void scale_tokens(Sums& sums, int m, const float (&factors)[kDeltaChunk]) const {
+  __device__ __forceinline__ void scale_tokens(TokenAccumulators& sums, int m,
+                                               const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int n = 2 * m; n < 2 * m + 2; ++n) {
       const float2 factor = token_factors(factors, n);
@@ -155,7 +157,7 @@ struct DeltaScan {
     }
   }
   // Pack tokens 16 m to 16 m + 15 times their factors as an A operand.
-  __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4], const Sums& sums, int m,
+  __device__ __forceinline__ void pack_scaled(uint32_t (&a)[4], const TokenAccumulators& sums, int m,
                                               const float (&factors)[kDeltaChunk], float sign = 1.f) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -166,7 +168,7 @@ struct DeltaScan {
             a[2 * half + 1] = pack<T>(accumulator[2] * x, accumulator[3] * y);
     }
   }
-  __device__ __forceinline__ void pack_scaled(OperandA& operand, const Sums& sums,
+  __device__ __forceinline__ void pack_scaled(OperandA& operand, const TokenAccumulators& sums,
                                               const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) pack_scaled(operand[m], sums, m, factors);
@@ -231,7 +233,7 @@ struct DeltaScan {
   }
 
   // Turn K S into R = V - e^G K S, for tokens 16 m to 16 m + 15 or for all.
-  __device__ __forceinline__ void subtract_from_values(Sums& r, const uint32_t (&v)[4], int m,
+  __device__ __forceinline__ void subtract_from_values(TokenAccumulators& r, const uint32_t (&v)[4], int m,
                                                        const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -243,12 +245,12 @@ struct DeltaScan {
       for (int i = 0; i < 4; ++i) sums[i] = rows[i] - sums[i] * (i % 2 ? factor.y : factor.x);
     }
   }
-  __device__ __forceinline__ void subtract_from_values(Sums& r, const OperandA& v,
+  __device__ __forceinline__ void subtract_from_values(TokenAccumulators& r, const OperandA& v,
                                                        const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) subtract_from_values(r, v[m], m, factors);
   }
-  __device__ __forceinline__ void subtract_from_values(Sums& r, const typename Shape::Values& v,
+  __device__ __forceinline__ void subtract_from_values(TokenAccumulators& r, const typename Shape::Values& v,
                                                        const float (&factors)[kDeltaChunk]) const {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
@@ -260,7 +262,7 @@ struct DeltaScan {
   // Turn K S into r = R - Z (B R). With wgmma, the last product is still in flight and reads `operand`: the
   // caller waits for it.
   template <typename Terms>
-  __device__ __forceinline__ void finish_residuals(Sums& r, OperandA& operand, const OperandA& v,
+  __device__ __forceinline__ void finish_residuals(TokenAccumulators& r, OperandA& operand, const OperandA& v,
                                                    const Terms& terms) const {
     subtract_from_values(r, v, terms.k_decay);
     pack_scaled(operand, r, terms.beta);
@@ -272,7 +274,7 @@ struct DeltaScan {
   // take no registers from the accumulators.
   template <bool kFewRegisters = true>
   __device__ __forceinline__ void store(void* to, typename Shape::Values& tile, const DeltaChunk& chunk,
-                                        const Sums& o) const {
+                                        const TokenAccumulators& o) const {
     store<kFewRegisters>(to, tile, chunk,
                          [&o](uint32_t (&four)[4], int m) { pack_operand_a<T>(four, o[0][2 * m], o[0][2 * m + 1]); });
   }
@@ -306,7 +308,7 @@ struct DeltaScan {
       const int token = 16 * i + lane / 2;
       const uint4 eight = ptx::load_shared_16(Rows::chunk(Rows::row(start, token), 2 * warp + lane % 2));
       if (token < chunk.count && v < in.value_dim)
-        *reinterpret_cast<uint4*>(static_cast<T*>(to) + block.token_index(in, chunk.first + token) * in.value_dim + v) =
+        *reinterpret_cast<uint4*>(static_cast<T*>(to) + work.token_index(in, chunk.first + token) * in.value_dim + v) =
             eight;
     }
   }

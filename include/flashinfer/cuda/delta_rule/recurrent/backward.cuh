@@ -24,7 +24,7 @@ struct DeltaGradient {
 
   const DeltaRuleBackwardParams& p;
   const DeltaRuleInputs& in;
-  DeltaWork block;
+  DeltaWork work;
   DeltaBackwardSums sums;
   Shared& shared;
   int64_t column;
@@ -34,16 +34,16 @@ struct DeltaGradient {
   __device__ __forceinline__ DeltaGradient(const DeltaRuleBackwardParams& params, Shared& shared_)
       : p(params),
         in(params.in),
-        block(params.in, kColumns),
+        work(params.in, kColumns),
         sums(params.in, kColumns, params.workspace),
         shared(shared_),
-        column(block.slice * kColumns + State::column()),
+        column(work.slice * kColumns + State::column()),
         inside(column < in.value_dim),
         scale(static_cast<float>(in.scale.get())) {}
 
   __device__ __forceinline__ int own_column() const { return State::column(); }
   __device__ __forceinline__ void load_state(State& state, const void* states) const {
-    const int64_t start = block.head_index(in) * in.state_size() + column * in.column_stride();
+    const int64_t start = work.head_index(in) * in.state_size() + column * in.column_stride();
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const bool has = states && inside && State::row(i) < in.key_dim;
@@ -52,23 +52,23 @@ struct DeltaGradient {
   }
   __device__ __forceinline__ float scaled_grad(int64_t t) const {
     if (!p.grad_o || !inside) return 0.f;
-    return scale * load_float<T>(p.grad_o, block.token_index(in, t) * in.value_dim + column);
+    return scale * load_float<T>(p.grad_o, work.token_index(in, t) * in.value_dim + column);
   }
   __device__ __forceinline__ float& value_at(float* values, int64_t t) const {
-    return values[block.token_index(in, t) * in.value_dim + column];
+    return values[work.token_index(in, t) * in.value_dim + column];
   }
   // Load tokens first to first + 3, and return how many belong to the sequence.
   __device__ __forceinline__ int stage(int64_t first) const {
     __syncthreads();
-    shared.tokens.template load<T>(in, block, first, IdentityGate{});
-    const int64_t left = block.tokens.end - first;
+    shared.tokens.template load<T>(in, work, first, IdentityGate{});
+    const int64_t left = work.tokens.end - first;
     return left < Tokens::kTokens ? static_cast<int>(left) : Tokens::kTokens;
   }
 
   // Compute r of every token again, and the last state.
   __device__ __forceinline__ void recompute(State& state) const {
     load_state(state, p.initial_state);
-    for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
+    for (int64_t first = work.tokens.begin; first < work.tokens.end; first += Tokens::kTokens) {
       const int count = stage(first);
       for (int i = 0; i < count; ++i) {
         float k[kRows];
@@ -89,7 +89,7 @@ struct DeltaGradient {
     for (int i = 0; i < kRows; ++i) products[i] = state.at[i] * grad.at[i];
     partials.put(products);
     __syncthreads();
-    const int64_t at = block.slice * sums.heads_of_states + block.head_index(in);
+    const int64_t at = work.slice * sums.heads_of_states + work.head_index(in);
     if (kRowGate)
       for (int d = threadIdx.x; d < in.key_dim; d += kThreads) sums.last_row[at * in.key_dim + d] = partials.row(d);
     if (threadIdx.x < 32) {
@@ -102,11 +102,11 @@ struct DeltaGradient {
 
   __device__ __forceinline__ void backward_pass(State& grad) const {
     auto& partials = shared.partials[0];
-    const int64_t length = block.tokens.end - block.tokens.begin;
+    const int64_t length = work.tokens.end - work.tokens.begin;
     for (int64_t group = (length + Tokens::kTokens - 1) / Tokens::kTokens - 1; group >= 0; --group) {
-      const int64_t first = block.tokens.begin + group * Tokens::kTokens;
+      const int64_t first = work.tokens.begin + group * Tokens::kTokens;
       for (int i = stage(first) - 1; i >= 0; --i) {
-        const int64_t t = first + i, number = block.token_index(in, t);
+        const int64_t t = first + i, number = work.token_index(in, t);
         const float r = inside ? value_at(sums.r, t) : 0.f, beta = shared.tokens.beta[i][own_column()], u = beta * r;
         float row[kRows];
         State::load_row(shared.tokens.q[i], row);
@@ -127,7 +127,7 @@ struct DeltaGradient {
         grad.add(row, -dv);
         grad.template decay<kRowGate>(shared.tokens.decay[i]);
         __syncthreads();
-        const int64_t at = block.slice * sums.tokens + number;
+        const int64_t at = work.slice * sums.tokens + number;
         for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
           const float total = partials.row(d);
           sums.dk[at * in.key_dim + d] = total;
@@ -138,7 +138,7 @@ struct DeltaGradient {
         __syncthreads();
       }
     }
-    const int64_t start = block.head_index(in) * in.state_size() + column * in.column_stride();
+    const int64_t start = work.head_index(in) * in.state_size() + column * in.column_stride();
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
       if (inside && State::row(i) < in.key_dim)
@@ -147,7 +147,7 @@ struct DeltaGradient {
 
   __device__ __forceinline__ void forward_pass(State& state) const {
     load_state(state, p.initial_state);
-    for (int64_t first = block.tokens.begin; first < block.tokens.end; first += Tokens::kTokens) {
+    for (int64_t first = work.tokens.begin; first < work.tokens.end; first += Tokens::kTokens) {
       const int count = stage(first);
       for (int i = 0; i < count; ++i) {
         const int64_t t = first + i;
@@ -165,7 +165,7 @@ struct DeltaGradient {
         for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * go;
         shared.partials[1].put(products);
         __syncthreads();
-        const int64_t at = (block.slice * sums.tokens + block.token_index(in, t)) * in.key_dim;
+        const int64_t at = (work.slice * sums.tokens + work.token_index(in, t)) * in.key_dim;
         for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
           const float read = shared.partials[0].row(d), dq = shared.partials[1].row(d);
           sums.dk[at + d] -= read;

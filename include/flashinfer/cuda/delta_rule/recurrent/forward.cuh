@@ -45,30 +45,30 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
   __shared__ float qk[Tokens::kTokens];  // q k'
   wait_for_inputs();
   const DeltaRuleInputs& in = p.in;
-  const DeltaWork block(in, Shape::kColumns);
-  const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
-  const int64_t output_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
+  const DeltaWork work(in, Shape::kColumns);
+  const int64_t slot = p.slots.data ? p.slots[work.sequence] : work.sequence;
+  const int64_t output_slot = p.output_slots.data ? p.output_slots[work.sequence] : slot;
   const int own_column = Panel::product_column();
-  const int64_t heads = in.num_value_heads, first_column = block.slice * Shape::kColumns;
+  const int64_t heads = in.num_value_heads, first_column = work.slice * Shape::kColumns;
   const bool writes = Panel::is_query_product() && first_column + own_column < in.value_dim;
   const int64_t stride = heads * in.value_dim;  // between tokens of the output
-  T* o = static_cast<T*>(p.o) + block.token_index(in, block.tokens.begin) * in.value_dim + first_column + own_column;
+  T* o = static_cast<T*>(p.o) + work.token_index(in, work.tokens.begin) * in.value_dim + first_column + own_column;
   if (slot < 0 || slot >= p.num_slots) {
-    for (int64_t t = block.tokens.begin; writes && t < block.tokens.end; ++t, o += stride) *o = from_float<T>(0.f);
+    for (int64_t t = work.tokens.begin; writes && t < work.tokens.end; ++t, o += stride) *o = from_float<T>(0.f);
     return;
   }
   const float scale = static_cast<float>(in.scale.get());
-  const StepGate gate(p, block.value_head);
+  const StepGate gate(p, work.value_head);
   Panel state;
-  shared.columns.load(p.initial_slot(slot), p.state_dtype, DeltaStateView(in, block.value_head, first_column));
+  shared.columns.load(p.initial_slot(slot), p.state_dtype, DeltaStateView(in, work.value_head, first_column));
   state.load_from(shared.columns);
   // Storing a snapshot overwrites the tokens in smem. With snapshots, tokens are therefore loaded one by one.
   const int step = p.snapshots ? 1 : Tokens::kTokens;
-  for (int64_t first = block.tokens.begin; first < block.tokens.end; first += step) {
+  for (int64_t first = work.tokens.begin; first < work.tokens.end; first += step) {
     __syncthreads();
-    shared.tokens.template load<T>(in, block, first, gate);
+    shared.tokens.template load<T>(in, work, first, gate);
     shared.tokens.dot_q_k(qk);
-    const int64_t left = block.tokens.end - first;
+    const int64_t left = work.tokens.end - first;
     const int count = left < step ? static_cast<int>(left) : step;
     // The state is the registers times `pending_decay`, the product of the decays since the last scaling. The
     // registers are scaled once per group of tokens.
@@ -102,21 +102,21 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
       if (p.snapshots) {  // the group has one token, see `step`
         state.scale(pending_decay);
         pending_decay = 1;
-        const int64_t row = block.sequence * p.snapshot_rows + first - block.tokens.begin;
-        store_columns(shared.columns, state, in, p.snapshots, p.state_dtype, row * heads + block.value_head,
+        const int64_t row = work.sequence * p.snapshot_rows + first - work.tokens.begin;
+        store_columns(shared.columns, state, in, p.snapshots, p.state_dtype, row * heads + work.value_head,
                       first_column);
       }
     }
     if constexpr (!kRowGate) state.scale(pending_decay);
     // A group of tokens ends at every checkpoint. All threads of the CTA find the same row, and load the next
     // tokens after a barrier.
-    const int64_t row = p.checkpoint_row(block.sequence, first + count - block.tokens.begin);
+    const int64_t row = p.checkpoint_row(work.sequence, first + count - work.tokens.begin);
     if (row >= 0)
-      store_columns(shared.columns, state, in, p.checkpoints, p.checkpoint_dtype, row * heads + block.value_head,
+      store_columns(shared.columns, state, in, p.checkpoints, p.checkpoint_dtype, row * heads + work.value_head,
                     first_column);
   }
   if (p.final_state && output_slot >= 0 && output_slot < p.num_slots)
-    store_columns(shared.columns, state, in, p.final_slot(output_slot), p.state_dtype, block.value_head, first_column);
+    store_columns(shared.columns, state, in, p.final_slot(output_slot), p.state_dtype, work.value_head, first_column);
 }
 
 template <typename T>

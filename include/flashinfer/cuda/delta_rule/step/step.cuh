@@ -3,9 +3,9 @@
 //
 // A CTA has 64 columns of a head's state in registers. A line is contiguous in memory: a row of the state, or
 // a column if columns come first. A thread loads four adjacent elements of a line at a time. One pass over
-// the state before its update gives both products, since S' q = S~' q + u (k' q). Each kernel reads and
-// writes a state once. Loads and stores carry an evict-first hint: without it, a tenth more moves between L2
-// and memory.
+// the state before its update gives both products, since S' q = S~' q + u (k' q). S~ is the decayed state, S
+// the updated one, and ' the transpose. Each kernel reads and writes a state once. Loads and stores carry an
+// evict-first hint: without it, a tenth more moves between L2 and memory.
 #pragma once
 
 #include <type_traits>
@@ -65,22 +65,23 @@ struct StepShared {
 template <typename T, int kKeys, bool kRowGate>
 struct StepToken {
   static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
-  float key = 0, value = 0, gate = 0, row_gate = 0;
+  float qk = 0, v_or_beta = 0, gate = 0, row_gate = 0;
 
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
 
-  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& block, int64_t t) {
+  __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& work, int64_t t) {
     const int d = thread() % kKeys;
-    const int64_t batch = block.tokens.batch, head = block.key_head, number = block.token_index(in, t);
-    const int64_t column = block.slice * kStepColumns + thread() % kStepColumns;
+    const int64_t batch = work.tokens.batch, head = work.key_head, number = work.token_index(in, t);
+    const int64_t column = work.slice * kStepColumns + thread() % kStepColumns;
     if (thread() < 2 * kKeys && d < in.key_dim)
-      key = thread() < kKeys ? load_float<T>(in.q, in.q_strides.at(batch, t, head) + d)
-                             : load_float<T>(in.k, in.k_strides.at(batch, t, head) + d);
+      qk = thread() < kKeys ? load_float<T>(in.q, in.q_strides.at(batch, t, head) + d)
+                            : load_float<T>(in.k, in.k_strides.at(batch, t, head) + d);
     if (column < in.value_dim) {
       if (thread() < kStepColumns) {
-        value = load_float<T>(in.v, in.v_strides.at(batch, t, block.value_head) + column);
+        v_or_beta = load_float<T>(in.v, in.v_strides.at(batch, t, work.value_head) + column);
       } else if (thread() < 2 * kStepColumns) {
-        value = in.beta ? load_float<float>(in.beta, in.beta_is_vector ? number * in.value_dim + column : number) : 1.f;
+        v_or_beta =
+            in.beta ? load_float<float>(in.beta, in.beta_is_vector ? number * in.value_dim + column : number) : 1.f;
       }
     }
     gate = in.g ? load_float<float>(in.g, number) : 0.f;
@@ -92,14 +93,14 @@ struct StepToken {
                                        const StepGate& raw) const {
     const int d = thread() % kKeys, c = thread() % kStepColumns;
     if (thread() < kKeys) {
-      to.q[d] = key;
+      to.q[d] = qk;
     } else if (thread() < 2 * kKeys) {
-      to.k[d] = key;
+      to.k[d] = qk;
     }
     if (thread() < kStepColumns) {
-      to.v[c] = value;
+      to.v[c] = v_or_beta;
     } else if (thread() < 2 * kStepColumns) {
-      to.beta[c] = in.beta ? raw.beta(value) : value;
+      to.beta[c] = in.beta ? raw.beta(v_or_beta) : v_or_beta;
     }
     const float common_decay = __expf(in.g ? raw.gate(gate) : 0.f);
     if (kRowGate && thread() < kKeys) to.decay[d] = common_decay * __expf(raw.row_gate(row_gate, d));
@@ -134,13 +135,13 @@ struct StepState {
   using Rows = StepRows<kKeys, kRowGate>;
   using Norms = StepNorms<kKeys>;
 
-  float at[kVectors][4];
+  float state[kVectors][4];
 
   static __device__ __forceinline__ int in_line() { return static_cast<int>(threadIdx.x) % kLanes * 4; }
   static __device__ __forceinline__ int line(int j) { return j * kLines + static_cast<int>(threadIdx.x) / kLanes; }
 
-  // Lines of a thread, for columns from `first` on. start: offset of its first element. left: number of lines
-  // from its first line on.
+  // Lines of a thread, for columns from `first` on. start: offset of its first element. left: lines that
+  // exist from the thread's first line on; 0 if its elements lie outside.
   struct Lines {
     int start, stride, left;
 
@@ -151,14 +152,14 @@ struct StepState {
       left = in_line() < (kVFirst ? rows : columns) ? (kVFirst ? columns : rows) - line(0) : 0;
     }
     __device__ __forceinline__ bool has(int j) const { return j * kLines < left; }
-    __device__ __forceinline__ int at(int j) const { return start + j * kLines * stride; }
+    __device__ __forceinline__ int offset(int j) const { return start + j * kLines * stride; }
   };
 
   // Load columns that begin at element `first` of a tensor of states. Elements beyond them are zeros, and so
   // is a null state.
   __device__ __forceinline__ void load(const void* states, DType dtype, int64_t first, const Lines& lines) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) at[j][0] = at[j][1] = at[j][2] = at[j][3] = 0.f;
+    for (int j = 0; j < kVectors; ++j) state[j][0] = state[j][1] = state[j][2] = state[j][3] = 0.f;
     if (states == nullptr) return;
     if (dtype == DType::kFloat32) return load(static_cast<const float*>(states) + first, lines);
     if (dtype == DType::kFloat16) return load(static_cast<const half_t*>(states) + first, lines);
@@ -189,16 +190,16 @@ struct StepState {
     Vec<S, 4> raw[kVectors];  // all loads are issued before the first is waited for
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (lines.has(j)) raw[j] = load_vec_once<S, 4>(from + lines.at(j));
+      if (lines.has(j)) raw[j] = load_vec_once<S, 4>(from + lines.offset(j));
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (lines.has(j)) raw[j].to_floats(at[j]);
+      if (lines.has(j)) raw[j].to_floats(state[j]);
   }
   template <typename S>
   __device__ __forceinline__ void store(S* to, const Lines& lines) const {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (lines.has(j)) store_vec_once(to + lines.at(j), Vec<S, 4>::from_floats(at[j]));
+      if (lines.has(j)) store_vec_once(to + lines.offset(j), Vec<S, 4>::from_floats(state[j]));
   }
 
   // Columns first: the lanes of a warp divide a column, so shuffles sum the products.
@@ -212,8 +213,9 @@ struct StepState {
       sums[j] = sums[kVectors + j] = 0;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        at[j][c] *= decays[c];
-        sums[j] = fmaf(at[j][c], keys[c], sums[j]), sums[kVectors + j] = fmaf(at[j][c], queries[c], sums[kVectors + j]);
+        state[j][c] *= decays[c];
+        sums[j] = fmaf(state[j][c], keys[c], sums[j]),
+        sums[kVectors + j] = fmaf(state[j][c], queries[c], sums[kVectors + j]);
       }
     }
     constexpr int kLanesPerSum = kLanes / (2 * kVectors);  // lanes that hold the same sum
@@ -228,7 +230,7 @@ struct StepState {
     for (int j = 0; j < kVectors; ++j) {
       const float added = norms.k_factor * __shfl_sync(kAllLanes, u, j * kLanesPerSum, kLanes);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) at[j][c] = fmaf(keys[c], added, at[j][c]);
+      for (int c = 0; c < 4; ++c) state[j][c] = fmaf(keys[c], added, state[j][c]);
     }
   }
 
@@ -242,8 +244,8 @@ struct StepState {
       const float key = token.k[line(j)], query = token.q[line(j)], factor = kRowGate ? token.decay[line(j)] : decay;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        at[j][c] *= factor;
-        k_products[c] = fmaf(at[j][c], key, k_products[c]), q_products[c] = fmaf(at[j][c], query, q_products[c]);
+        state[j][c] *= factor;
+        k_products[c] = fmaf(state[j][c], key, k_products[c]), q_products[c] = fmaf(state[j][c], query, q_products[c]);
       }
     }
     static_assert(kLanes == 16, "a warp has two lines at a time");
@@ -272,7 +274,7 @@ struct StepState {
     for (int j = 0; j < kVectors; ++j) {
       const float key = norms.k_factor * token.k[line(j)];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) at[j][c] = fmaf(key, added[c], at[j][c]);
+      for (int c = 0; c < 4; ++c) state[j][c] = fmaf(key, added[c], state[j][c]);
     }
   }
 };
@@ -283,13 +285,13 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
   __shared__ StepShared<kKeys, kRowGate> shared;
   wait_for_inputs();
   const DeltaRuleInputs& in = p.in;
-  const DeltaWork block(in, kStepColumns);
-  const int64_t slot = p.slots.data ? p.slots[block.sequence] : block.sequence;
-  const int64_t output_slot = p.output_slots.data ? p.output_slots[block.sequence] : slot;
-  const int64_t first = block.slice * kStepColumns;
+  const DeltaWork work(in, kStepColumns);
+  const int64_t slot = p.slots.data ? p.slots[work.sequence] : work.sequence;
+  const int64_t output_slot = p.output_slots.data ? p.output_slots[work.sequence] : slot;
+  const int64_t first = work.slice * kStepColumns;
   const auto put = [&](int64_t t, int column, float value) {
     if (first + column < in.value_dim)
-      static_cast<T*>(p.o)[block.token_index(in, t) * in.value_dim + first + column] = from_float<T>(value);
+      static_cast<T*>(p.o)[work.token_index(in, t) * in.value_dim + first + column] = from_float<T>(value);
   };
   if (slot < 0 || slot >= p.num_slots) {
     for (int64_t t = 0; t < in.num_tokens; ++t)
@@ -298,22 +300,22 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
   }
   // Return the offset of the CTA's columns in state `number` of contiguous ones.
   const auto start_of = [&](int64_t number) {
-    return (number * in.num_value_heads + block.value_head) * in.state_size() + first * in.column_stride();
+    return (number * in.num_value_heads + work.value_head) * in.state_size() + first * in.column_stride();
   };
   StepToken<T, kKeys, kRowGate> token;
-  if (in.num_tokens > 0) token.load(in, block, 0);
+  if (in.num_tokens > 0) token.load(in, work, 0);
   const typename State::Lines lines(in, first);
   State state;
   state.load(p.initial_slot(slot), p.state_dtype, start_of(0), lines);
-  const StepGate gate(p, block.value_head);
+  const StepGate gate(p, work.value_head);
   const float scale = static_cast<float>(in.scale.get());
   for (int64_t t = 0; t < in.num_tokens; ++t) {
     auto& rows = shared.rows[t % 2];
     const float decay = token.put(rows, in, gate);
     __syncthreads();
-    if (t + 1 < in.num_tokens) token.load(in, block, t + 1);
+    if (t + 1 < in.num_tokens) token.load(in, work, t + 1);
     state.update(shared, rows, decay, in.l2norm, [&](int column, float value) { put(t, column, scale * value); });
-    if (p.snapshots) state.store(p.snapshots, p.state_dtype, start_of(block.sequence * p.snapshot_rows + t), lines);
+    if (p.snapshots) state.store(p.snapshots, p.state_dtype, start_of(work.sequence * p.snapshot_rows + t), lines);
   }
   if (p.final_state && output_slot >= 0 && output_slot < p.num_slots)
     state.store(p.final_slot(output_slot), p.state_dtype, start_of(0), lines);

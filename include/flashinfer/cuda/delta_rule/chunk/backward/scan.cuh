@@ -95,7 +95,7 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
-    typename Base::Sums r;
+    typename Base::TokenAccumulators r;
     typename Base::OperandA left, values;
     const int64_t strip = this->column() / 16, index = this->index(number);
     const bool inside = strip < workspace.strips;
@@ -103,10 +103,10 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
     char* const states =
         workspace.states + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlock16);
     if constexpr (Shape::kWgmma) {
-      Products::read(r, a, this->key_part(stage.k));
+      Products::multiply_state(r, a, this->key_part(stage.k));
       this->template store_blocks<1>(states, staging->state, a, inside);
     } else {
-      Products::read(r, a, this->key_part(stage.k), this->block_writer(states, a, inside));
+      Products::multiply_state(r, a, this->key_part(stage.k), this->block_writer(states, a, inside));
     }
     this->load_values(values, stage.v);
     Products::template wait<0>(r, a);
@@ -124,10 +124,11 @@ struct DeltaRecomputeScan : DeltaScan<Shape> {
     char* const to = workspace.residuals + index * workspace.residual_bytes + strip * sizeof(staging->r);
     const bool first = inside && this->part == 0;
     if constexpr (Shape::kWgmma) {
-      Products::write(state, left, this->key_part(stage.update_rows()));
+      Products::update_state(state, left, this->key_part(stage.update_rows()));
       this->template store_blocks<1>(to, staging->r, residuals, first);
     } else {
-      Products::write(state, left, this->key_part(stage.update_rows()), this->block_writer(to, residuals, first));
+      Products::update_state(state, left, this->key_part(stage.update_rows()),
+                             this->block_writer(to, residuals, first));
     }
     Products::template wait<0>(state, left);
   }
@@ -179,18 +180,18 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     const int64_t strip = this->column() / 16, index = this->index(number);
     const bool inside = strip < workspace.strips;
     typename Base::StateOperandA a;
-    typename Base::Sums du, output_terms;
+    typename Base::TokenAccumulators du, output_terms;
     typename Base::OperandA grad, left;
     this->load_values(grad, stage.grad);
     this->pack_state(a, state);
     char* const grads =
         workspace.grads + index * workspace.state_bytes + this->state_block(strip) * sizeof(DeltaBlock16);
     if constexpr (Shape::kWgmma) {
-      Products::read(du, a, this->key_part(stage.update_rows()));
+      Products::multiply_state(du, a, this->key_part(stage.update_rows()));
       Products::template multiply<false, true>(output_terms, grad, terms.p);
       this->template store_blocks<0>(grads, staging->state, a, inside);
     } else {
-      Products::read(du, a, this->key_part(stage.update_rows()), this->block_writer(grads, a, inside));
+      Products::multiply_state(du, a, this->key_part(stage.update_rows()), this->block_writer(grads, a, inside));
       Products::template multiply<false, true>(output_terms, grad, terms.p);
     }
     Products::template wait<1>(du, a);
@@ -199,7 +200,7 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(du, m, terms.update_decay);
     Products::template wait<0>(output_terms, grad);
 #pragma unroll
-    for (int n = 0; n < Base::Sums::kN; ++n) {
+    for (int n = 0; n < Base::TokenAccumulators::kN; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) du[0][n][i] += output_terms[0][n][i];
     }
@@ -207,15 +208,15 @@ struct DeltaBackwardScan : DeltaScan<Shape> {
     Products::template multiply<false>(du, left, terms.z);  // dy
     this->decay(state, stage);
     this->scale_values(grad, terms.q_decay);
-    Products::write(state, grad, this->key_part(stage.q));
+    Products::update_state(state, grad, this->key_part(stage.q));
     Products::template wait<1>(du, left);
-    typename Base::Sums values = du;  // dV
+    typename Base::TokenAccumulators values = du;  // dV
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(values, m, terms.beta);
       this->pack_scaled(left[m], values, m, terms.k_decay, -1.f);
     }
-    Products::write(state, left, this->key_part(stage.k));
+    Products::update_state(state, left, this->key_part(stage.k));
     if (Shape::kParts == 1 || this->part == 0) {
       this->template store<true>(p.grad_v, stage.grad, this->chunk(number), [&](uint32_t (&four)[4], int m) {
         pack_finite_operand_a<T>(four, du[0][2 * m], du[0][2 * m + 1]);

@@ -87,14 +87,14 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
   __device__ __forceinline__ void advance_state(const Stage& stage, Exchange& exchange, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
-    typename Base::Sums du;
+    typename Base::TokenAccumulators du;
     typename Base::OperandA left;
-    Products::read(du, a, stage.k, [&](int i) {
+    Products::multiply_state(du, a, stage.k, [&](int i) {
       pack_operand_a<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
       exchange.state[warp][i][lane] = as_vector(a[i]);
     });
 #pragma unroll
-    for (int n = 0; n < Base::Sums::kN; ++n) {
+    for (int n = 0; n < Base::TokenAccumulators::kN; ++n) {
       const float2 by = this->token_factors(terms.update_decay, n);
       add(du[0][n], by, exchange.outputs[warp][n][lane]);
     }
@@ -103,7 +103,7 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
     const float2 last = make_float2(terms.chunk_decay[0], terms.chunk_decay[0]);
 #pragma unroll
     for (int n = 0; n < State::kN; ++n) add(state[0][n], last, exchange.added[warp][n][lane]);
-    Products::write(state, left, stage.k, [&](int m) {
+    Products::update_state(state, left, stage.k, [&](int m) {
       pack_finite_operand_a<T>(left[m], du[0][2 * m], du[0][2 * m + 1]);
       exchange.dy[warp][m][lane] = as_vector(left[m]);
       this->scale_tokens(du, m, terms.beta);
@@ -113,16 +113,16 @@ struct DeltaSplitBackward : DeltaScan<Shape> {
 
   // Compute the terms of the next chunk that need no D: P' dO and scale Q' (e^G dO).
   __device__ __forceinline__ void prepare(const Stage& stage, Exchange& exchange) const {
-    typename Base::Sums outputs;
+    typename Base::TokenAccumulators outputs;
     typename Base::OperandA grad;
     State added;
     this->load_values(grad, stage.grad);
     Products::template multiply<false, true>(outputs, grad, stage.terms.p);
 #pragma unroll
-    for (int n = 0; n < Base::Sums::kN; ++n) exchange.outputs[warp][n][lane] = as_float4(outputs[0][n]);
+    for (int n = 0; n < Base::TokenAccumulators::kN; ++n) exchange.outputs[warp][n][lane] = as_float4(outputs[0][n]);
     this->scale_values(grad, stage.terms.q_decay);
     added.clear();
-    Products::write(added, grad, stage.q);
+    Products::update_state(added, grad, stage.q);
 #pragma unroll
     for (int n = 0; n < State::kN; ++n) exchange.added[warp][n][lane] = as_float4(added[0][n]);
   }

@@ -41,34 +41,34 @@ struct DeltaForwardScan : DeltaScan<Shape> {
   __device__ __forceinline__ void advance(Stage& stage, int64_t number, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
-    typename Base::Sums r, o;
-    typename Base::OperandA u, write;
+    typename Base::TokenAccumulators r, o;
+    typename Base::OperandA u, values_then_update;
     this->pack_state(a, state);
-    Products::read(r, a, this->key_part(stage.k));
-    this->load_values(write, stage.v);
+    Products::multiply_state(r, a, this->key_part(stage.k));
+    this->load_values(values_then_update, stage.v);
     Products::template wait<0>(r, a);
     this->template reduce_key_parts<true>(r, part_sums);
-    this->finish_residuals(r, u, write, terms);
-    Products::read(o, a, this->key_part(stage.q));
+    this->finish_residuals(r, u, values_then_update, terms);
+    Products::multiply_state(o, a, this->key_part(stage.q));
     Products::template wait<1>(r, u);
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(r, m, terms.beta);
       pack_operand_a<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
-      this->pack_scaled(write[m], r, m, terms.update_decay);
+      this->pack_scaled(values_then_update[m], r, m, terms.update_decay);
     }
     this->decay(state, stage);
-    Products::write(state, write, this->key_part(stage.update_rows()));
+    Products::update_state(state, values_then_update, this->key_part(stage.update_rows()));
     Products::template wait<1>(o, a);
     this->template reduce_key_parts<false>(o, part_sums);
     if (Shape::kParts > 1 && this->part > 0) {
-      Products::template wait<0>(state, write);
+      Products::template wait<0>(state, values_then_update);
       return;
     }
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(o, m, terms.q_decay);
     Products::template multiply<true>(o, u, terms.p);
-    Products::template wait<0>(o, u, state, write);
+    Products::template wait<0>(o, u, state, values_then_update);
     this->store(p.o, stage.v, this->chunk(number), o);
   }
 };

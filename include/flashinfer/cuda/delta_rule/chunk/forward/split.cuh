@@ -45,9 +45,9 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
   __device__ __forceinline__ void advance_state(Stage& stage, Exchange& to, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
-    typename Base::Sums r;
+    typename Base::TokenAccumulators r;
     typename Base::OperandA left;
-    Products::read(r, a, this->key_part(stage.k), [&](int i) {
+    Products::multiply_state(r, a, this->key_part(stage.k), [&](int i) {
       pack_operand_a<T>(a[i], state[0][2 * i], state[0][2 * i + 1]);
       to.state[warp][i][lane] = as_vector(a[i]);
     });
@@ -55,7 +55,7 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
     this->pack_scaled(left, r, terms.beta);
     Products::template multiply<true>(r, left, terms.z);
     this->decay(state, stage);
-    Products::write(state, left, this->key_part(stage.update_rows()), [&](int m) {
+    Products::update_state(state, left, this->key_part(stage.update_rows()), [&](int m) {
       this->scale_tokens(r, m, terms.beta);
       pack_operand_a<T>(left[m], r[0][2 * m], r[0][2 * m + 1]);
       to.u[warp][m][lane] = as_vector(left[m]);
@@ -65,9 +65,9 @@ struct DeltaSplit : DeltaForwardScan<Shape> {
 
   __device__ __forceinline__ void output(Stage& stage, const Exchange& from, int64_t number) const {
     typename Base::StateOperandA a;
-    typename Base::Sums o;
+    typename Base::TokenAccumulators o;
     typename Base::OperandA u;
-    Products::read(o, a, stage.q, [&](int i) { from_vector(a[i], from.state[warp][i][lane]); });
+    Products::multiply_state(o, a, stage.q, [&](int i) { from_vector(a[i], from.state[warp][i][lane]); });
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) {
       this->scale_tokens(o, m, stage.terms.q_decay);

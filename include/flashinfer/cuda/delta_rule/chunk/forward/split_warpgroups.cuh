@@ -51,10 +51,10 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
   __device__ __forceinline__ void advance_state(Stage& stage, StateTiles& to, State& state) const {
     const auto& terms = stage.terms;
     typename Base::StateOperandA a;
-    typename Base::Sums r;
+    typename Base::TokenAccumulators r;
     typename Base::OperandA left, values;
     this->pack_state(a, state);
-    Products::read(r, a, this->key_part(stage.k));
+    Products::multiply_state(r, a, this->key_part(stage.k));
     store_operand(ptx::shared_address(to.state), a);
     this->load_values(values, stage.v);
     Products::template wait<0>(r, a);
@@ -64,7 +64,7 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) this->scale_tokens(r, m, terms.beta);
     this->pack_scaled(left, r, terms.update_decay);
-    Products::write(state, left, this->key_part(stage.update_rows()));
+    Products::update_state(state, left, this->key_part(stage.update_rows()));
     typename Base::OperandA u;
 #pragma unroll
     for (int m = 0; m < kSteps; ++m) pack_operand_a<T>(u[m], r[0][2 * m], r[0][2 * m + 1]);
@@ -116,14 +116,14 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
     }
     __syncwarp();
     constexpr int kUnits = Shape::kColumns / 8;
-    const int64_t v = this->block.slice * Shape::kColumns + lane % kUnits * 8;
+    const int64_t v = this->work.slice * Shape::kColumns + lane % kUnits * 8;
 #pragma unroll
     for (int i = 0; i < 16 * kUnits / 32; ++i) {
       const int token = 16 * warp + i * (32 / kUnits) + lane / kUnits;
       const uint4 eight = ptx::load_shared_16(Rows::chunk(Rows::row(start, token), lane % kUnits));
       if (token < chunk.count && v < this->in.value_dim)
         *reinterpret_cast<uint4*>(static_cast<T*>(this->p.o) +
-                                  this->block.token_index(this->in, chunk.first + token) * this->in.value_dim + v) =
+                                  this->work.token_index(this->in, chunk.first + token) * this->in.value_dim + v) =
             eight;
     }
   }
