@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._ops.declare import define
-from ._ops.route import General, write
+from ._ops.route import Fallback, write
 from .activation_backward import act_and_mul_gradient
 from .jit.modules.activation import gen_act_and_mul_module
 
@@ -41,8 +41,8 @@ def _define(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         write(op, "out", out, autograd(input, enable_pdl))
 
     return (
-        define(f"{op}({arguments}) -> Tensor", module, _half_of_input, general=General(autograd, ("input",))),
-        define(f"{op}_out(Tensor(a!) out, {arguments}) -> ()", module, general=General(into, ("out", "input"))),
+        define(f"{op}({arguments}) -> Tensor", module, _half_of_input, fallback=Fallback(autograd, ("input",))),
+        define(f"{op}_out(Tensor(a!) out, {arguments}) -> ()", module, fallback=Fallback(into, ("out", "input"))),
     )
 
 

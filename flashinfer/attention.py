@@ -34,7 +34,7 @@ class BatchAttention(BatchWrapper):
         ValueError: another layout.
     """
 
-    _family, _cache = "prefill", "kv_cache"
+    _family, _cache_argument = "prefill", "kv_cache"
 
     def __init__(self, kv_layout: str = "NHD") -> None:
         super().__init__(torch.empty(0, dtype=torch.uint8, device="cpu"), kv_layout, False)

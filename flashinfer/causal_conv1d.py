@@ -13,7 +13,7 @@ import torch
 from ._ops.declare import define
 from ._ops.errors import either, value_error
 from ._ops.numbers import check_option
-from ._ops.route import General, without_gradient, write
+from ._ops.route import Fallback, without_gradient, write
 from ._ops.tensors import check_tensor
 from .causal_conv1d_backward import INPUTS, causal_conv1d_gradient, new_conv_states
 from .jit.modules.causal_conv1d import gen_causal_conv1d_module
@@ -40,14 +40,14 @@ _forward = define(
     f"causal_conv1d({INPUTS}, bool final_states, bool silu) -> (Tensor, Tensor)",
     gen_causal_conv1d_module,
     _outputs,
-    general=General(_autograd, ("x", "weight", "bias", "initial_states")),
+    fallback=Fallback(_autograd, ("x", "weight", "bias", "initial_states")),
 )
 _update = define(
     "causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bias, Tensor? cache_seqlens,"
     " Tensor? conv_state_indices, int pad_slot_id, bool silu) -> Tensor",
     gen_causal_conv1d_module,
     lambda x, *_: x.new_empty(x.shape),
-    general=without_gradient("causal_conv1d_update", "x", "conv_state", "weight", "bias"),
+    fallback=without_gradient("causal_conv1d_update", "x", "conv_state", "weight", "bias"),
 )
 
 

@@ -14,7 +14,7 @@ __all__ = ["concat_mla_k", "gen_concat_ops_module"]
 _concat_mla_k = define(
     "concat_mla_k(Tensor(a!) k, Tensor k_nope, Tensor k_rope) -> ()",
     gen_concat_ops_module,
-    general=without_gradient("concat_mla_k", "k", "k_nope", "k_rope"),
+    fallback=without_gradient("concat_mla_k", "k", "k_nope", "k_rope"),
 )
 
 

@@ -25,7 +25,7 @@ _norm_rope = define(
     " int ppf, int pph, int ppw, int num_frame_channels, int num_height_channels, int num_width_channels, float eps,"
     " float base, bool interleave, bool is_qk_norm, float output_quant_scale, float v_quant_scale) -> ()",
     gen_diffusion_ops_module,
-    general=without_gradient(_NAME, "qkv", "q_weight", "k_weight"),
+    fallback=without_gradient(_NAME, "qkv", "q_weight", "k_weight"),
     needs=lambda *_: {},
 )
 

@@ -9,7 +9,7 @@ import torch
 from ._ops.declare import define
 from ._ops.errors import value_error
 from ._ops.numbers import check_option
-from ._ops.route import General
+from ._ops.route import Fallback
 from ._ops.scalars import scalar
 from .gated_norm_backward import gated_rmsnorm_gradient
 from .jit.modules.gated_norm import gen_gated_norm_module
@@ -32,7 +32,7 @@ _autograd = define(
 )
 
 
-def _general(input: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *how: Any) -> Any:
+def _fallback(input: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *how: Any) -> Any:
     return _autograd(input, gate, weight, *scalar(eps, input.device), *how)
 
 
@@ -40,7 +40,7 @@ _gated_rmsnorm = define(
     f"gated_rmsnorm(Tensor input, Tensor gate, Tensor weight, float eps, {_HOW}) -> Tensor",
     gen_gated_norm_module,
     _like_input,
-    general=General(_general, ("input", "gate", "weight"), ("eps",)),
+    fallback=Fallback(_fallback, ("input", "gate", "weight"), ("eps",)),
 )
 
 

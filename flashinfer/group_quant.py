@@ -25,7 +25,7 @@ BACKENDS = ("auto", "cuda", "cutile")
 _quantize = define(
     f"{_NAME}(Tensor x, Tensor(a!) q, Tensor(b!) scale, int group_size, float eps, bool power_of_two) -> ()",
     gen_group_quant_module,
-    general=without_gradient(_NAME, "x"),
+    fallback=without_gradient(_NAME, "x"),
 )
 
 

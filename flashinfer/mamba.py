@@ -28,7 +28,7 @@ _update = define(
     " Tensor? rand_seed, int philox_rounds, Tensor? cu_seqlens, Tensor? num_accepted_tokens,"
     " Tensor(d!)? state_scale, Tensor(e!)? intermediate_state_scales) -> ()",
     gen_mamba_module,
-    general=without_gradient(_NAME, "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out"),
+    fallback=without_gradient(_NAME, "state", "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "out"),
     needs=lambda spec, _, x, *rest: {"dtype": (str(x.dtype).removeprefix("torch."),)},
 )
 

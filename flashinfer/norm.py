@@ -14,7 +14,7 @@ import torch
 
 from ._compat import elsewhere
 from ._ops.declare import define
-from ._ops.route import General, write
+from ._ops.route import Fallback, write
 from ._ops.scalars import scalar
 from .jit.modules.norm import gen_norm_module
 from .norm_backward import fused_add_rmsnorm_gradient, layernorm_gradient, rmsnorm_gradient
@@ -67,12 +67,12 @@ def _define_rmsnorm(name: str, weight_offset: float) -> tuple[Callable[..., Any]
             f"{name}({arguments}, bool? enable_pdl) -> Tensor",
             gen_norm_module,
             _like_input,
-            general=General(new, differentiable, ("eps",)),
+            fallback=Fallback(new, differentiable, ("eps",)),
         ),
         define(
             f"{name}_out(Tensor(a!) out, {arguments}, bool? enable_pdl) -> ()",
             gen_norm_module,
-            general=General(into, ("out", *differentiable), ("eps",)),
+            fallback=Fallback(into, ("out", *differentiable), ("eps",)),
         ),
     )
 
@@ -96,7 +96,7 @@ def _define_fused_add_rmsnorm(name: str, weight_offset: float) -> Callable[..., 
     return define(
         f"{name}(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool? enable_pdl) -> ()",
         gen_norm_module,
-        general=General(in_place, ("input", "residual", "weight"), ("eps",)),
+        fallback=Fallback(in_place, ("input", "residual", "weight"), ("eps",)),
     )
 
 
@@ -121,12 +121,12 @@ def _define_layernorm() -> tuple[Callable[..., Any], Callable[..., Any]]:
             f"layernorm({arguments}) -> Tensor",
             gen_norm_module,
             _like_input,
-            general=General(new, differentiable, ("eps",)),
+            fallback=Fallback(new, differentiable, ("eps",)),
         ),
         define(
             f"layernorm_out(Tensor(a!) out, {arguments}) -> ()",
             gen_norm_module,
-            general=General(into, ("out", *differentiable), ("eps",)),
+            fallback=Fallback(into, ("out", *differentiable), ("eps",)),
         ),
     )
 

@@ -27,25 +27,25 @@ _rmsnorm_quant = define(
     "rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor weight, float scale, Tensor? scale_tensor, float eps,"
     " Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
-    general=without_gradient("rmsnorm_quant", "input", "weight"),
+    fallback=without_gradient("rmsnorm_quant", "input", "weight"),
 )
 _fused_add_rmsnorm_quant = define(
     "fused_add_rmsnorm_quant(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, float scale,"
     " Tensor? scale_tensor, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
-    general=without_gradient("fused_add_rmsnorm_quant", "input", "residual", "weight"),
+    fallback=without_gradient("fused_add_rmsnorm_quant", "input", "residual", "weight"),
 )
 _layernorm_quant = define(
     "layernorm_quant(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, float scale, Tensor? scale_tensor,"
     " float eps, Tensor? eps_tensor) -> ()",
     gen_norm_quant_module,
-    general=without_gradient("layernorm_quant", "input", "gemma", "beta"),
+    fallback=without_gradient("layernorm_quant", "input", "gemma", "beta"),
 )
 _block_quant = define(
     "fused_add_rmsnorm_fp8_block_quant(Tensor(a!) out, Tensor(b!) block_scale, Tensor(c!) normed_out, Tensor input,"
     " Tensor(d!) residual, Tensor weight, float eps, Tensor? eps_tensor, bool? enable_pdl) -> ()",
     gen_norm_quant_module,
-    general=without_gradient("fused_add_rmsnorm_fp8_block_quant", "input", "residual", "weight"),
+    fallback=without_gradient("fused_add_rmsnorm_fp8_block_quant", "input", "residual", "weight"),
 )
 
 

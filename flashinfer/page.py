@@ -51,7 +51,7 @@ _append_paged_kv_cache = with_indices(
         " Tensor(a!) paged_kv_cache, Tensor(b!)? paged_v_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len,"
         " bool heads_first) -> ()",
         gen_page_module,
-        general=without_gradient("append_paged_kv_cache", "append_key", "append_value", "paged_kv_cache"),
+        fallback=without_gradient("append_paged_kv_cache", "append_key", "append_value", "paged_kv_cache"),
     ),
     _APPEND_INDICES,
 )
@@ -61,7 +61,7 @@ _append_paged_mla_kv_cache = with_indices(
         "append_paged_mla_kv_cache(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions,"
         " Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, Tensor kv_last_page_len) -> ()",
         gen_page_module,
-        general=without_gradient("append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"),
+        fallback=without_gradient("append_paged_mla_kv_cache", "append_ckv", "append_kpe", "ckv_cache", "kpe_cache"),
     ),
     _APPEND_INDICES,
 )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from ._ops.configured import covered, load_configured
+from ._ops.configured import has_dispatching_module, load_configured
 from ._ops.errors import type_error
 from .jit.events import Event, subscribe
 from .jit.frozen import refuse_capture
@@ -110,14 +110,16 @@ def _load_file(path: Path) -> list[Loaded]:
 
 def _load(requests: list[tuple[JitSpec, dict[str, list[Any]] | None]]) -> None:
     """Build all missing modules at once, then load one after the other."""
-    missing = [spec for spec, needs in requests if spec.probe(needs).state == "buildable" and not covered(spec)]
+    missing = [
+        spec for spec, needs in requests if spec.probe(needs).state == "buildable" and not has_dispatching_module(spec)
+    ]
     if missing:
         from .jit.resolve import build_jit_specs
 
         build_jit_specs(missing)
     for spec, needs in requests:
         # Functions prefer a module that was built ahead of time for several configurations, so load that one.
-        load_configured(spec) if covered(spec) else load(spec, needs)
+        load_configured(spec) if has_dispatching_module(spec) else load(spec, needs)
 
 
 class _Listener:

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ._compat import elsewhere
 from ._ops.declare import define
-from ._ops.route import General, Gradient, write
+from ._ops.route import Fallback, Gradient, write
 from ._ops.scalars import as_tensor, is_symbolic
 from .jit.modules.rope import gen_rope_module
 
@@ -124,12 +124,12 @@ def _define_rope(name: str, tables: tuple[str, ...]) -> tuple[Callable[..., Any]
             f"{name}(Tensor q, Tensor k, {where}, {_ANGLES}) -> (Tensor, Tensor)",
             gen_rope_module,
             _like_q_and_k,
-            general=General(new, ("q", "k"), _NUMBERS),
+            fallback=Fallback(new, ("q", "k"), _NUMBERS),
         ),
         define(
             f"{name}_inplace(Tensor(a!) q, Tensor(b!) k, {where}, {_ANGLES}) -> ()",
             gen_rope_module,
-            general=General(in_place, ("q", "k"), _NUMBERS),
+            fallback=Fallback(in_place, ("q", "k"), _NUMBERS),
         ),
     )
 
@@ -157,12 +157,12 @@ def _define_rope_with_cache() -> tuple[Callable[..., Any], Callable[..., Any]]:
             f"{name}(Tensor positions, Tensor query, Tensor key, {rest}) -> (Tensor, Tensor)",
             gen_rope_module,
             _like_query_and_key,
-            general=General(new, ("query", "key")),
+            fallback=Fallback(new, ("query", "key")),
         ),
         define(
             f"{name}_inplace(Tensor positions, Tensor(a!) query, Tensor(b!) key, {rest}) -> ()",
             gen_rope_module,
-            general=General(in_place, ("query", "key")),
+            fallback=Fallback(in_place, ("query", "key")),
         ),
     )
 

@@ -36,7 +36,7 @@ _rope_quantize_fp8 = define(
     " Tensor? quant_scale_kv_tensor, Tensor(a!) q_rope_out, Tensor(b!) k_rope_out, Tensor(c!) q_nope_out,"
     " Tensor(d!) k_nope_out, bool? enable_pdl) -> ()",
     gen_rope_quant_module,
-    general=without_gradient("rope_quantize_fp8", "q_rope", "k_rope", "q_nope", "k_nope"),
+    fallback=without_gradient("rope_quantize_fp8", "q_rope", "k_rope", "q_nope", "k_nope"),
 )
 _append = with_indices(
     "rope_quantize_fp8_append_paged_kv_cache",
@@ -47,7 +47,7 @@ _append = with_indices(
         " Tensor? quant_scale_q_tensor, float quant_scale_kv, Tensor? quant_scale_kv_tensor, SymInt page_size,"
         " bool heads_first, Tensor(c!) q_rope_out, Tensor(d!) q_nope_out, bool? enable_pdl) -> ()",
         gen_rope_quant_module,
-        general=without_gradient(
+        fallback=without_gradient(
             "rope_quantize_fp8_append_paged_kv_cache", "q_rope", "k_rope", "q_nope", "k_nope", "v"
         ),
     ),

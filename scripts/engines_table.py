@@ -7,6 +7,7 @@ python scripts/engines_table.py --check    # exit with 1 if they differ from the
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def questions() -> str:
         "| --- | --- | --- | --- | --- |\n",
     ]
     for question in QUESTIONS:
-        asked = ", ".join(f"`{name}`" for name in question.asked)
+        asked = ", ".join(
+            re.sub(r"`(.*)\(\*(.*)\)`", r"`\1` with a keyword-only `\2`", f"`{one}`") for one in question.asked
+        )
         lines.append(f"| {question.engine} | {question.capability} | {question.use} | {question.answer} | {asked} |\n")
     return "".join(lines)
 

@@ -70,7 +70,7 @@ def sizes_on_host(op: str, num_kv_heads: int, *tensors: torch.Tensor) -> list[to
 class BlockSparse(BatchWrapper):
     """Base of the wrappers of block-sparse attention."""
 
-    _family, _cache = "prefill", ""
+    _family, _cache_argument = "prefill", ""
 
     def __init__(self, float_workspace_buffer: torch.Tensor, backend: str = "auto") -> None:
         check_kernels(backend, f"{type(self).__name__}: ")

@@ -272,8 +272,8 @@ def fast_decode_plan(
         self: the wrapper. Engines install ``partial(fast_decode_plan, wrapper)`` as its ``begin_forward``.
         global_override_indptr_cpu: ``indptr`` on the host, if ``indptr`` is on the device.
         indptr, ...: every other argument as for ``plan()``. With pages of one token ``last_page_len`` is not
-            read. ``indices`` in the wrapper's buffer are not copied. The output has the dtype that the last plan
-            had for queries of this dtype.
+            read. ``indices`` in the wrapper's buffer are not copied. If the queries'
+            dtype is that of the last plan, so is the output's.
 
     Raises:
         ValueError, TypeError, UnsupportedError: as ``plan()``. Several queries per request need a prior plan, because

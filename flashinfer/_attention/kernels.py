@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch.compiler import is_compiling
 
-from .._ops.configured import covered
+from .._ops.configured import has_dispatching_module
 from .._ops.dtypes import is_fp8
 from ..jit.machine.arch import Arch
 from ..jit.modules._attention import (
@@ -54,7 +54,7 @@ class CallProperties:
 
     def unsupported_reason(self, kernels: str) -> str | None:
         """Return why kernels for one arch do not support the call, or ``None``. Portable kernels support every call."""
-        if kernels in ("", *BACKENDS):
+        if kernels in ("", *BACKENDS):  # "": those of a custom variant, see Planner._kernels()
             return None
         arch = _arch(kernels)
         if self.device.type != "cuda":
@@ -103,8 +103,8 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
             raise ValueError(f"backend: got {backend!r}, whose kernels do not support this call: {reason}")
         return KERNELS[backend]
     # Multi-item scoring uses kernels for one arch only if the backend names them.
-    slow = (rows <= FEW_ROWS or call.mask_mode > CUSTOM) and not call.eight_bits
-    if KERNELS[backend] or slow or call.family == "decode" or portable != "cuda":
+    portable_is_as_fast = (rows <= FEW_ROWS or call.mask_mode > CUSTOM) and not call.eight_bits
+    if KERNELS[backend] or portable_is_as_fast or call.family == "decode" or portable != "cuda":
         return portable
     supported = (kernels for kernels in archs if call.unsupported_reason(kernels) is None)
     return next((kernels for kernels in supported if can_be_loaded(call, kernels)), portable)
@@ -116,7 +116,8 @@ def kernels_for_archs(family: str) -> tuple[str, ...]:
     return arch_kernels(family)
 
 
-# Kernels of a plan by number. A graph passes the number as a size. The portable kernels have number 0.
+# Kernels of a plan by number. A graph passes the number as a size. The portable kernels have number 0 and the name ""
+# here, for CPU and CUDA.
 KERNELS_BY_NUMBER = ("", *sorted({*kernels_for_archs("prefill"), *kernels_for_archs("decode")}))
 NUMBERS_OF_KERNELS = {kernels: number for number, kernels in enumerate(KERNELS_BY_NUMBER)}
 
@@ -146,7 +147,10 @@ def kernels_of_one(
 
 
 def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
-    """Return a number for the sizes that select kernels, or 0 if only the portable kernels apply."""
+    """Return 2 if the group exceeds ``MOST_HEADS``, 1 if the rows exceed ``FEW_ROWS``, otherwise 0.
+
+    The number is part of a cache key. It is 0 on the CPU and under ``torch.compile``.
+    """
     try:
         if not q.is_cuda or is_compiling() or q.dim() != 3 or k.dim() != 3:
             return 0
@@ -166,4 +170,4 @@ def can_be_loaded(call: CallProperties, kernels: str) -> bool:
         call.family, kernels, dtypes_value(*call.dtypes, kernels), head_dims_value(*call.head_dims, "cuda"),
         variant_value(call.pos_encoding_mode, call.use_logits_soft_cap),
     )  # fmt: skip
-    return probe(spec).state != "impossible" or covered(spec)
+    return probe(spec).state != "impossible" or has_dispatching_module(spec)

@@ -29,18 +29,18 @@ _merge_state = define(
     "merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b) -> (Tensor, Tensor)",
     gen_cascade_module,
     _like_a,
-    general=without_gradient("merge_state", "v_a", "s_a", "v_b", "s_b"),
+    fallback=without_gradient("merge_state", "v_a", "s_a", "v_b", "s_b"),
 )
 _merge_state_in_place = define(
     "merge_state_in_place(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask) -> ()",
     gen_cascade_module,
-    general=without_gradient("merge_state_in_place", "v", "s", "v_other", "s_other"),
+    fallback=without_gradient("merge_state_in_place", "v", "s", "v_other", "s_other"),
 )
 _merge_states = define(
     "merge_states(Tensor v, Tensor s) -> (Tensor, Tensor)",
     gen_cascade_module,
     _without_states,
-    general=without_gradient("merge_states", "v", "s"),
+    fallback=without_gradient("merge_states", "v", "s"),
 )
 
 

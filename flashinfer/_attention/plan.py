@@ -57,13 +57,15 @@ class Options(NamedTuple):
 
 
 class KeyExtent(NamedTuple):
-    """Masks that the work items of a plan apply to ranges of keys. A run may mask more keys."""
+    """The keys that a plan's work items cover: those left by the causal mask and the window.
+
+    A run may mask more keys, but never uses others.
+    """
 
     causal: bool
     window_left: int  # -1: all
 
     def contains(self, other: KeyExtent) -> bool:
-        """Return whether these ranges include all keys of ``other``."""
         """Return whether these ranges include all keys of ``other``."""
         if self.causal and not other.causal:
             return False
@@ -103,10 +105,11 @@ class Plan(NamedTuple):
     operators: Operators
     arguments: CallArguments
     parameters: Parameters | tuple[()]  # empty for a custom variant: run() passes them
-    numbers: tuple[int, ...]  # rows, kv_rows, kernels, sizes of the arguments, window_left
-    sizes: torch.Tensor  # the numbers for graphs
+    # rows, kv_rows (pages of a paged cache), kernels, sizes of the arguments, window_left + 1
+    numbers: tuple[int, ...]
+    sizes_as_shape: torch.Tensor  # the numbers for graphs
     bound: Bound | None  # for eager calls
-    # Parts of the workload and of the options. They are no properties, which torch 2.10 does not trace here.
+    # Parts of the workload and of the options. Copied into fields, because torch 2.10 does not trace properties here.
     shape: Shape  # of the runs
     batch: Batch
     logits: Logits
@@ -131,7 +134,7 @@ def make_plan(
     kernels = NUMBERS_OF_KERNELS.get(operators.kernels, 0)
     numbers = (rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window)
     same_calls = former is not None and _same_calls(former, workload, operators)
-    sizes = former.sizes if former is not None and former.numbers == numbers else as_shape(numbers)
+    sizes_as_shape = former.sizes_as_shape if former is not None and former.numbers == numbers else as_shape(numbers)
     if former is not None and same_calls and _same_memory(former, workload, lists) and former.numbers == numbers:
         return Plan(
             workload,
@@ -142,7 +145,7 @@ def make_plan(
             former.arguments,
             former.parameters,
             numbers,
-            sizes,
+            sizes_as_shape,
             former.bound,
             *parts,
         )
@@ -164,7 +167,9 @@ def make_plan(
             bound = bind_plan(
                 operators, shape, batch.rows, more_rows, workload.page_size, batch.kv_rows, arguments, parameters
             )
-    return Plan(workload, lists, extent, options, operators, arguments, parameters, numbers, sizes, bound, *parts)
+    return Plan(
+        workload, lists, extent, options, operators, arguments, parameters, numbers, sizes_as_shape, bound, *parts
+    )
 
 
 def _same_calls(former: Plan, workload: Workload, operators: Operators) -> bool:

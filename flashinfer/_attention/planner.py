@@ -30,7 +30,11 @@ MOST_OPTIONS = 64  # cached plans, one per set of options: the next plan with th
 
 
 class Planner(EngineContract):
-    """Base of the wrappers: makes plans."""
+    """Base of the wrappers: makes plans.
+
+    A new batch calls ``_schedule``, ``_write_plan``, ``_make_plan``, ``_store_plan`` and ``_activate``, in this order.
+    Other options of the same batch call ``_make_plan`` and ``_activate`` if the work lists still fit.
+    """
 
     _family, _backend = "prefill", "auto"
     _q_len_per_req = 1  # queries of each request without qo_indptr
@@ -196,7 +200,8 @@ class Planner(EngineContract):
     ) -> Operators:
         """Return the operators of a plan.
 
-        ``mode`` is a mask mode other than causal, or ``None``. ``mean`` is the mean number of queries of a request.
+        ``mode`` is that of a custom or multi-item mask. ``None``: the options decide between causal and no mask.
+        ``mean`` is the mean number of queries of a request.
         """
         logits, group = options.logits, shape.num_qo_heads // shape.num_kv_heads
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
@@ -299,7 +304,7 @@ class Planner(EngineContract):
         )
         if same_tiles and planned.extent.contains(extent):
             if options.logits.pos_encoding_mode == 2:
-                refuse_capture("forward(): only the graph would compute the slopes of ALiBi", "call it")
+                refuse_capture("forward() would compute the slopes of ALiBi for the first time", "call it")
             self._plans[options] = self._make_plan(workload, planned.lists, planned.extent, options, operators)
             return
         refuse_capture("forward(): its options need a new plan", "call it, or plan() with these options,")

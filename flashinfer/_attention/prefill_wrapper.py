@@ -62,13 +62,13 @@ class BatchPrefill(BatchWrapper):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        args: tuple[Any, ...],
+        extra: tuple[Any, ...],
         scales: tuple[Scale, Scale, Scale],
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
         return_lse: bool,
     ) -> Result:
-        if not is_compiling() and not args and (bound := self._bound) is not None:
+        if not is_compiling() and not extra and (bound := self._bound) is not None:
             result = bound.call(q, k, v, scales, out, lse, return_lse)
             if result is not None:
                 return result
@@ -78,16 +78,16 @@ class BatchPrefill(BatchWrapper):
         check_dims(op, "v", v, 3)
         k, v = rows_of(k), rows_of(v)
         if not needs_differentiable(q, k, v):
-            return self._run(q, k, v, args, scales, out, lse, return_lse)
+            return self._run(q, k, v, extra, scales, out, lse, return_lse)
         planned = self._planned_or_fail("run")
         if planned.operators.custom:
             refuse_gradient(op, "with jit_args: needs_differentiable tensors that require none")
         if scales != NO_SCALES:
             refuse_gradient(op, "with scales: needs_differentiable tensors that require none")
-        check_no_extra(op, args, " without jit_args")
+        check_no_extra(op, extra, " without jit_args")
         logits, sizes = planned.logits, (planned.batch.rows, planned.batch.kv_rows)
         if is_dynamo_compiling():
-            rows, kv_rows, *_, window = from_shape(planned.sizes)
+            rows, kv_rows, *_, window = from_shape(planned.sizes_as_shape)
             logits, sizes = logits._replace(window_left=window - 1), (rows, kv_rows)
         check_inputs(op, planned, q, k, v, *sizes, self._use_cuda_graph)
         batch = planned.batch

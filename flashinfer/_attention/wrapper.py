@@ -42,7 +42,8 @@ class BatchWrapper(NoCopies, Planner):
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
     _few_queries = False  # of each request
-    _cache = "paged_kv_cache"  # argument of a run with keys and values, or empty if ``k`` and ``v`` are two
+    # Name of the argument of run() with keys and values, or empty if ``k`` and ``v`` are two.
+    _cache_argument = "paged_kv_cache"
     # Names of a custom variant's tensors, and the number of all its parameters.
     _variant_parameters: tuple[tuple[str, ...], int] = ((), 0)
 
@@ -60,7 +61,8 @@ class BatchWrapper(NoCopies, Planner):
         self._layout = layout_of(self._name, kv_layout)
         self._kv_layout = kv_layout
         self._use_cuda_graph = bool(use_cuda_graph)
-        self._default_rule = default_rule(self._few_queries and not self._use_cuda_graph)  # plans read no environment
+        # The environment is read here, so that plans need not read it.
+        self._default_rule = default_rule(self._few_queries and not self._use_cuda_graph)
         check_tensor(self._name, "float_workspace_buffer", float_workspace_buffer)
         self._scheduler = Scheduler(f"{self._name}.plan", float_workspace_buffer, self._use_cuda_graph)
         self.device = self._scheduler.device
@@ -121,7 +123,7 @@ class BatchWrapper(NoCopies, Planner):
         self,
         q: torch.Tensor,
         paged_kv_cache: PagedCache,
-        args: tuple[Any, ...],
+        extra: tuple[Any, ...],
         scales: tuple[Scale, Scale, Scale],
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
@@ -129,7 +131,7 @@ class BatchWrapper(NoCopies, Planner):
         sinks: torch.Tensor | None = None,
     ) -> Result:
         try:
-            if not is_compiling() and not args and sinks is None and (bound := self._bound) is not None:
+            if not is_compiling() and not extra and sinks is None and (bound := self._bound) is not None:
                 k, v = paged_kv_cache, None
                 # isinstance() on a tensor is slower than a comparison of types.
                 if type(k) is not torch.Tensor and isinstance(k, (tuple, list)) and len(k) == 2:
@@ -138,23 +140,24 @@ class BatchWrapper(NoCopies, Planner):
                 if result is not None:
                     return result
             k, v = caches_of(f"{self._name}.run", paged_kv_cache, self._layout)
-            return self._run(q, k, v, args, scales, out, lse, return_lse, sinks)
+            return self._run(q, k, v, extra, scales, out, lse, return_lse, sinks)
         except (ValueError, TypeError) as err:
             raise renamed(err, self._names_of_cache(isinstance(paged_kv_cache, torch.Tensor))) from None
 
     def _names_of_cache(self, is_one: bool) -> dict[str, str]:
         """Return the caller's names of keys and values. ``is_one``: one tensor holds both."""
-        if not self._cache:
+        if not self._cache_argument:
             return {}
-        k, v = (self._cache, self._cache) if is_one else (f"{self._cache}[0]", f"{self._cache}[1]")
-        return {"k": k, "v": v, "paged_kv_cache": self._cache}
+        name = self._cache_argument
+        k, v = (name, name) if is_one else (f"{name}[0]", f"{name}[1]")
+        return {"k": k, "v": v, "paged_kv_cache": name}
 
     def _run(
         self,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        args: tuple[Any, ...],
+        extra: tuple[Any, ...],
         scales: tuple[Scale, Scale, Scale],
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
@@ -164,11 +167,11 @@ class BatchWrapper(NoCopies, Planner):
         planned = self._planned
         if planned is None:
             planned = self._planned_or_fail("run")
-        no_gradient(self._name, (q, k, v, sinks, *args), ".run")
+        no_gradient(self._name, (q, k, v, sinks, *extra), ".run")
         if sinks is not None:
             check_sinks(f"{self._name}.run", sinks, planned.shape.num_qo_heads, self.device, planned.operators.custom)
         if is_dynamo_compiling() and planned.operators.traced:
-            return self._run_traced(planned, q, k, v, args, scales, out, lse, return_lse, sinks)
+            return self._run_traced(planned, q, k, v, extra, scales, out, lse, return_lse, sinks)
         # All layers have the same shapes, so each set of shapes is checked once.
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._checked_call:
@@ -181,8 +184,8 @@ class BatchWrapper(NoCopies, Planner):
             q = rows_of(q)
         arguments: CallArguments = planned.arguments
         parameters, finish = planned.parameters, None
-        if args or planned.operators.custom or scales != NO_SCALES:
-            q, arguments, parameters, finish = self._scaled(planned, q, args, scales)
+        if extra or planned.operators.custom or scales != NO_SCALES:
+            q, arguments, parameters, finish = self._scaled(planned, q, extra, scales)
         if sinks is not None:
             parameters = cast(Parameters, parameters)._replace(maybe_sinks=sinks)
         out, lse = results_of(f"{self._name}.run", planned.shape, q, out, lse, return_lse)
@@ -198,7 +201,7 @@ class BatchWrapper(NoCopies, Planner):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        args: tuple[Any, ...],
+        extra: tuple[Any, ...],
         scales: tuple[Scale, Scale, Scale],
         out: torch.Tensor | None,
         lse: torch.Tensor | None,
@@ -207,8 +210,8 @@ class BatchWrapper(NoCopies, Planner):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Run under ``torch.compile``, like :meth:`_run`: one graph serves all plans."""
         op = f"{self._name}.run"
-        check_no_extra(op, args, " without jit_args")
-        sizes = from_shape(planned.sizes)
+        check_no_extra(op, extra, " without jit_args")
+        sizes = from_shape(planned.sizes_as_shape)
         check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._more_rows, self._q_len_per_req)
         shape, logits, arguments = planned.shape, planned.logits, planned.arguments
         out, lse = results_of(op, shape, q, out, lse, return_lse)
@@ -240,7 +243,7 @@ class BatchWrapper(NoCopies, Planner):
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _scaled(
-        self, planned: Plan, q: torch.Tensor, args: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
+        self, planned: Plan, q: torch.Tensor, extra: tuple[Any, ...], scales: tuple[Scale, Scale, Scale]
     ) -> tuple[torch.Tensor, CallArguments, tuple[Any, ...], Callable[[torch.Tensor], None] | None]:
         """Return query, arguments and parameters of a run with scales, and a function for the output."""
         shape, logits, operators = planned.shape, planned.logits, planned.operators
@@ -248,10 +251,10 @@ class BatchWrapper(NoCopies, Planner):
             for name, scale in (("q_scale", scales[0]), ("k_scale", scales[1])):
                 check_none(f"{self._name}.run", name, scale, "the custom variant of jit_args scales its logits")
         eight_bits = is_fp8(shape.dtype_q)
-        if eight_bits and len(args) == 3 and scales == NO_SCALES:
-            scales, args = args, ()
+        if eight_bits and len(extra) == 3 and scales == NO_SCALES:
+            scales, extra = extra, ()
         if not operators.custom:
-            check_no_extra(f"{self._name}.run", args, " without jit_args")
+            check_no_extra(f"{self._name}.run", extra, " without jit_args")
         if eight_bits:
             factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
             own = parameters_of(logits, shape.num_qo_heads, self.device, factor, scales=by_head)
@@ -259,11 +262,11 @@ class BatchWrapper(NoCopies, Planner):
         q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
         o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         if operators.custom:
-            return q, planned.arguments._replace(o_scale=o_scale), self._variant_arguments(planned, args), finish
+            return q, planned.arguments._replace(o_scale=o_scale), self._variant_arguments(planned, extra), finish
         parameters = parameters_of(logits, shape.num_qo_heads, self.device, factor)
         return q, planned.arguments._replace(o_scale=o_scale), parameters, finish
 
-    def _variant_arguments(self, planned: Plan, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _variant_arguments(self, planned: Plan, extra: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the parameters of a custom variant.
 
         A caller may omit the tensors that the wrapper provides, but only all of them.
@@ -273,7 +276,7 @@ class BatchWrapper(NoCopies, Planner):
             _SLOPES: self._slopes, "maybe_custom_mask": planned.arguments.custom_mask,
             "maybe_mask_indptr": planned.arguments.mask_indptr,
         }  # fmt: skip
-        if len(args) != count - sum(name in known for name in names):
-            return args
-        rest = iter(args)
+        if len(extra) != count - sum(name in known for name in names):
+            return extra
+        rest = iter(extra)
         return (*(known[name] if name in known else next(rest) for name in names), *rest)

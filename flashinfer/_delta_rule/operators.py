@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._ops.declare import define
-from .._ops.route import General, without_gradient
+from .._ops.route import Fallback, without_gradient
 from .._ops.scalars import scalar
 from ..delta_rule_backward import INPUTS, delta_rule_gradient, new_states
 from ..jit.modules.delta_rule import gen_delta_rule_module
@@ -34,7 +34,7 @@ delta_rule_autograd = define(
 )
 
 
-def _general(*args: Any) -> Any:
+def _fallback(*args: Any) -> Any:
     return delta_rule_autograd(*args[:8], *scalar(args[8], args[0].device), *args[9:])
 
 
@@ -42,7 +42,7 @@ delta_rule = define(
     f"delta_rule({INPUTS}, float scale, bool final_state, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor)",
     gen_delta_rule_module,
     _outputs,
-    general=General(_general, ("q", "k", "v", "g", "gk", "beta", "initial_state"), ("scale",)),
+    fallback=Fallback(_fallback, ("q", "k", "v", "g", "gk", "beta", "initial_state"), ("scale",)),
 )
 
 delta_rule_checkpoints = define(
@@ -50,7 +50,7 @@ delta_rule_checkpoints = define(
     " Tensor? scale_tensor, bool final_state, bool l2norm, bool v_first, bool chunked) -> (Tensor, Tensor)",
     gen_delta_rule_module,
     lambda *args: _outputs(*args[:8], *args[11:12], *args[13:]),
-    general=without_gradient("delta_rule_checkpoints", "q", "k", "v", "g", "gk", "beta", "initial_state"),
+    fallback=without_gradient("delta_rule_checkpoints", "q", "k", "v", "g", "gk", "beta", "initial_state"),
 )
 
 _STEP = "Tensor? state_indices, Tensor? output_indices, Tensor(b!)? snapshots"
@@ -60,5 +60,5 @@ delta_rule_step = define(
     " bool v_first, bool update_state) -> Tensor",
     gen_delta_rule_module,
     lambda q, k, v, *_: v.new_empty(v.shape),
-    general=without_gradient("delta_rule_step", "q", "k", "v", "state", "g", "gk", "beta", "A_log", "dt_bias"),
+    fallback=without_gradient("delta_rule_step", "q", "k", "v", "state", "g", "gk", "beta", "A_log", "dt_bias"),
 )

@@ -26,7 +26,7 @@ GROUPED_GEMM = (
 _grouped_gemm = define(
     GROUPED_GEMM,
     gen_gemm_module,
-    general=without_gradient("grouped_gemm", "a", "b"),
+    fallback=without_gradient("grouped_gemm", "a", "b"),
     needs=lambda *_: {},
 )
 

@@ -69,7 +69,7 @@ def _define(kernels: str, profiler: bool = False) -> Operators:
         " float sm_scale, float o_scale, float pe_factor, Tensor? ckv_scales, Tensor? sinks"
         f"{', Tensor(d!) profiler_buffer' if profiler else ''}) -> ()",
         module,
-        general=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache", "ckv_scales", "sinks"),
+        fallback=without_gradient("mla_run", "q_nope", "q_pe", "ckv_cache", "kpe_cache", "ckv_scales", "sinks"),
         on_host=("sizes",),
         needs=lambda spec, q_nope, q_pe, ckv_cache, *_: {"dtypes": (_value(q_nope.dtype, ckv_cache.dtype),)},
         kernels=namespace,

@@ -15,7 +15,8 @@ from .sizes import differs
 from .tensors import check_dtype, check_tensor
 
 _Tensor, _strided = torch.Tensor, torch.strided
-# One dimension: a name ("" for a fixed size), and the number that is added to its size.
+# (name, number) of each dimension: its size is that of the name plus the number. A fixed size has the name "", whose
+# size is 0.
 Pattern = tuple[tuple[str, int], ...]
 
 _patterns: dict[str, Pattern] = {}

@@ -84,7 +84,7 @@ def load_configured(spec: JitSpec) -> Any:
     return load(spec)
 
 
-def covered(spec: JitSpec) -> bool:
+def has_dispatching_module(spec: JitSpec) -> bool:
     """Return whether a load of ``spec`` would use a dispatching module of an AOT directory."""
     dispatching_spec = _dispatching(spec)
     if dispatching_spec is None or look_up(spec).artifact is not None:

@@ -17,11 +17,11 @@ import torch
 from ..jit.load import load
 from ..jit.lookup import Needs
 from ..jit.module import JitSpec
-from ..jit.native import native_module
+from ..jit.native import module_for_gpus
 from ..jit.spec import BACKENDS
 from . import declared
 from .errors import check_dense, check_one_device, on_copies, on_one_device, type_error, value_error
-from .route import General, Gradient, routed
+from .route import Fallback, Gradient, routed
 
 OPERATORS: dict[str, Callable[..., Any]] = {}  # name -> torch operator; tests cover all of them
 
@@ -72,7 +72,7 @@ def define(
     module: Callable[[str], JitSpec],
     fake: Callable[..., Any] = lambda *_: None,
     *,
-    general: General | None = None,
+    fallback: Fallback | None = None,
     gradient: Gradient | None = None,
     on_host: tuple[str, ...] = (),
     needs: Callable[..., Needs] = element_type,
@@ -84,7 +84,7 @@ def define(
         schema: in torch's language, with exact mutation annotations.
         module: maps a backend to the spec of the module that registers the operator's kernel.
         fake: returns the operator's results as tensors without data. The default is for operators without results.
-        general: replaces the operator for calls with gradients or symbolic numbers.
+        fallback: replaces the operator for calls with gradients or symbolic numbers.
         gradient: backward formula, for operators for training. Such operators run Python before every call.
         on_host: arguments that stay on the host, such as tables, next to tensors on a device.
         needs: maps the spec and the arguments to the coverage that a call needs, as axis -> values.
@@ -101,7 +101,7 @@ def define(
         backend = _checked(name, operator, args, host)
         spec = module(backend)
         if backend == "cuda" and kernels is None:
-            spec = native_module(spec)
+            spec = module_for_gpus(spec)
         if not _has_kernel(operator, backend):
             load(spec, needs(spec, *args))
         if not _has_kernel(operator, backend):
@@ -112,7 +112,7 @@ def define(
         schema, load_and_call_again, fake, gradient=gradient, on_host=on_host, namespace=namespace
     )
     host = frozenset(n for n, argument in enumerate(operator._schema.arguments) if argument.name in on_host)
-    return routed(name, operator, general)
+    return routed(name, operator, fallback)
 
 
 def _checked(name: str, operator: Any, args: tuple[Any, ...], on_host: frozenset[int]) -> str:

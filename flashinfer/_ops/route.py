@@ -1,7 +1,7 @@
 """Dispatch of a call to its inference operator, or to a fallback for gradients and symbolic numbers.
 
 Inference operators have no autograd kernel, because it would run Python before every call. Calls with gradients, and
-calls in graphs with symbolic numbers, go to :class:`General`.
+calls in graphs with symbolic numbers, go to :class:`Fallback`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def no_second_derivative(name: str) -> Gradient:
 
 
 @dataclass(frozen=True)
-class General:
+class Fallback:
     """Replacement of an inference operator in calls with gradients or symbolic numbers.
 
     ``call`` takes the operator's arguments. It replaces the operator if a tensor of ``differentiable`` requires a
@@ -59,32 +59,33 @@ class General:
     scalars: tuple[str, ...] = ()
 
 
-def without_gradient(name: str, *differentiable: str) -> General:
-    """Return a :class:`General` that raises ``GradientError``. Without it, gradients would be missing silently."""
+def without_gradient(name: str, *differentiable: str) -> Fallback:
+    """Return a :class:`Fallback` that raises ``GradientError``. Without it, gradients would be missing silently."""
 
     def refuse(*_: Any) -> NoReturn:
         raise GradientError(f"{called(name)}: has no gradient, wanted tensors that require none, or torch.no_grad()")
 
-    return General(refuse, differentiable)
+    return Fallback(refuse, differentiable)
 
 
-def routed(name: str, operator: Any, general: General | None) -> Callable[..., Any]:
-    """Return a function that calls ``operator``, or ``general`` if gradients or symbolic numbers require it.
+def routed(name: str, operator: Any, fallback: Fallback | None) -> Callable[..., Any]:
+    """Return a function that calls ``operator``, or ``fallback`` if gradients or symbolic numbers require it.
 
     It raises ``ValueError`` and ``TypeError`` if the operator rejects an argument.
     """
     direct = partial(call_handle, operator._handle)
     names = [argument.name for argument in operator._schema.arguments]
-    differentiable = sorted(names.index(one) for one in general.differentiable) if general else []
-    # Unrolled for three tensors, because a loop would double the cost. Position 0 marks an absent tensor.
+    differentiable = sorted(names.index(one) for one in fallback.differentiable) if fallback else []
+    # Unrolled for three tensors, because a loop would double the cost. Positions are sorted, so only `first` can be 0.
+    # In `second` and `third`, 0 means absent.
     first, second, third = (*differentiable, 0, 0, 0)[:3]
     others = differentiable[3:]
-    scalars = tuple(names.index(one) for one in general.scalars) if general else ()
+    scalars = tuple(names.index(one) for one in fallback.scalars) if fallback else ()
 
     def call(*args: Any) -> Any:
         try:
             gradients = (
-                general
+                fallback
                 and is_grad_enabled()
                 and (
                     args[first].requires_grad
@@ -97,11 +98,11 @@ def routed(name: str, operator: Any, general: General | None) -> Callable[..., A
             gradients = any(getattr(args[one], "requires_grad", False) for one in differentiable)
         try:
             if gradients:
-                return general.call(*args)  # type: ignore[union-attr]
+                return fallback.call(*args)  # type: ignore[union-attr]
             if is_dynamo_compiling():
                 for position in scalars:
-                    if general and is_symbolic(args[position]):
-                        return general.call(*args)
+                    if fallback and is_symbolic(args[position]):
+                        return fallback.call(*args)
                 return operator(*args)
             if has_torch_function(args):
                 return operator(*args)

@@ -47,25 +47,25 @@ softmax = define(
     "softmax(Tensor logits, Tensor? temperature, float temperature_value, bool? enable_pdl) -> Tensor",
     gen_sampling_module,
     lambda logits, *_: logits.new_empty(logits.shape, dtype=torch.float32),
-    general=without_gradient("softmax", "logits"),
+    fallback=without_gradient("softmax", "logits"),
 )
 top_k_renorm_probs = define(
     "top_k_renorm_probs(Tensor probs, Tensor? top_k, SymInt top_k_value) -> Tensor",
     gen_sampling_module,
     _fake_like,
-    general=without_gradient("top_k_renorm_probs", "probs"),
+    fallback=without_gradient("top_k_renorm_probs", "probs"),
 )
 top_p_renorm_probs = define(
     "top_p_renorm_probs(Tensor probs, Tensor? top_p, float top_p_value) -> Tensor",
     gen_sampling_module,
     _fake_like,
-    general=without_gradient("top_p_renorm_probs", "probs"),
+    fallback=without_gradient("top_p_renorm_probs", "probs"),
 )
 top_k_mask_logits = define(
     "top_k_mask_logits(Tensor logits, Tensor? top_k, SymInt top_k_value) -> Tensor",
     gen_sampling_module,
     _fake_like,
-    general=without_gradient("top_k_mask_logits", "logits"),
+    fallback=without_gradient("top_k_mask_logits", "logits"),
 )
 chain_speculative_sampling = define(
     "chain_speculative_sampling(Tensor draft_probs, Tensor draft_token_ids, Tensor target_probs, Tensor(a!) accepted,"
@@ -77,5 +77,5 @@ top_k = define(
     "top_k(Tensor input, SymInt k) -> (Tensor, Tensor)",
     gen_sampling_module,
     _fake_top_k,
-    general=without_gradient("top_k", "input"),
+    fallback=without_gradient("top_k", "input"),
 )

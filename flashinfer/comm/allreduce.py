@@ -23,7 +23,7 @@ _allreduce = define(
     " float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, int shots,"
     " bool? enable_pdl) -> ()",
     gen_allreduce_module,
-    general=without_gradient("allreduce", "input", "residual_in", "weight"),
+    fallback=without_gradient("allreduce", "input", "residual_in", "weight"),
     on_host=("table",),
 )
 

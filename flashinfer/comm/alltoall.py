@@ -57,7 +57,7 @@ _moe_combine = define(
     "moe_combine(Tensor payload, Tensor(a!) out, Tensor targets, Tensor(b!) order, Tensor table,"
     " bool? enable_pdl) -> ()",
     gen_allreduce_module,
-    general=without_gradient("moe_combine", "payload"),
+    fallback=without_gradient("moe_combine", "payload"),
     on_host=("table",),
 )
 

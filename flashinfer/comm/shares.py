@@ -17,7 +17,7 @@ _reduce_scatter, _all_gather = (
     define(
         f"{name}(Tensor input, Tensor(a!) output, Tensor(b!) order, Tensor table, bool? enable_pdl) -> ()",
         gen_allreduce_module,
-        general=without_gradient(name, "input"),
+        fallback=without_gradient(name, "input"),
         on_host=("table",),
     )
     for name in ("reduce_scatter", "all_gather")

@@ -36,7 +36,7 @@ route = define(
     "moe_route(Tensor(a!) weights, Tensor(b!) ids, Tensor logits, Tensor? bias, int method, int n_group, int topk_group,"
     " float routed_scaling_factor) -> ()",
     gen_fused_moe_module,
-    general=without_gradient("moe_route", "weights", "logits", "bias"),
+    fallback=without_gradient("moe_route", "weights", "logits", "bias"),
     needs=lambda spec, weights, ids, logits, *_: {"dtype": (str(logits.dtype).removeprefix("torch."),)},
 )
 sort = define(
@@ -49,11 +49,11 @@ activate = define(
     " Tensor? swiglu_beta, Tensor? swiglu_limit, Tensor? quant_scale, bool blocks) -> (Tensor, Tensor)",
     gen_fused_moe_module,
     _activated,
-    general=without_gradient("moe_activate", "input"),
+    fallback=without_gradient("moe_activate", "input"),
 )
 finalize = define(
     "moe_finalize(Tensor(a!) out, Tensor input, Tensor rows, Tensor? weights, Tensor? bias, Tensor? m_indptr) -> ()",
     gen_fused_moe_module,
-    general=without_gradient("moe_finalize", "out", "input", "weights"),
+    fallback=without_gradient("moe_finalize", "out", "input", "weights"),
     needs=lambda spec, out, input, *_: {"dtype": (str(input.dtype).removeprefix("torch."),)},
 )

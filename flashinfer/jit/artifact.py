@@ -200,8 +200,8 @@ def _exchange(first: Path, second: Path) -> bool:
     return bool(status == 0)
 
 
-# A package that reads all of ELF is not used here: importing one may import ``pdb``, which imports ``code`` and
-# ``cmd``, names that programs have. The tables are those of the System V ABI and of the Linux Standard Base.
+# No ELF package is used: it may import ``pdb``, and so ``code`` and ``cmd``. A program may have modules of these names.
+# The tables are those of the System V ABI and of the Linux Standard Base.
 _VERNEED = 0x6FFFFFFE  # sh_type of .gnu.version_r
 
 

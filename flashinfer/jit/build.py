@@ -47,7 +47,8 @@ from .report import guarded, say
 from .spec import Spec, closure, digest
 from .worker import RUN, UNIT, file_digest, is_shared, is_up_to_date, read_depfile, read_note_at
 
-# The first call of tempfile takes a lock. If another thread forked meanwhile, the lock would stay held in the child.
+# tempfile takes a lock in its first call. A fork meanwhile would leave it locked in the child. So make that call here.
+# It fails and creates nothing.
 with process.one_step(), suppress(OSError):
     tempfile.mkdtemp(dir=os.devnull)
 
@@ -164,7 +165,8 @@ class Run:
 
     def __call__(self, verbose: bool, watch: Watch) -> None:
         toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
-        # Units hold the other end of this pipe. It closes when this process ends, and the units then end at once.
+        # The units' worker processes hold the other end of this pipe. When this process ends, its own end closes, and
+        # the workers then end at once.
         child_end, own_end = process.pipe()
         try:
             graph = self._write(child_end, toolchain)
@@ -191,13 +193,13 @@ class Run:
         # Libraries compiled now are loaded later, so nobody else may write them.
         return process.start(command, **pipes, env=environment, pass_fds=[child_end], umask=0o022)
 
-    def _write(self, alive: int, toolchain: Toolchain) -> str:
+    def _write(self, alive_pipe: int, toolchain: Toolchain) -> str:
         """Write the graph, and per module its ninja file, configuration header and unit parameters."""
         # Remove ninja's log: each unit decides by its own record whether its object is up to date.
-        log = self.directory(next(iter(self.holds)))
+        run_directory = self.directory(next(iter(self.holds)))
         for name in (".ninja_log", ".ninja_deps"):
-            (self.folder / log / name).unlink(missing_ok=True)
-        slots = runtime_directory() or self.folder / log  # the fallback limits only this build
+            (self.folder / run_directory / name).unlink(missing_ok=True)
+        slots = runtime_directory() or self.folder / run_directory  # the fallback limits only this build
         for request in self.holds:
             spec, directory = request.spec, self.directory(request)
             place = self.folder / directory
@@ -212,27 +214,27 @@ class Run:
             past = past_of(spec.name)
             made = self._output_names(request).items()
             expected = {Path(file).name: expected_memory(past, source) for file, source in made}
-            run = {"alive": alive, "slots": str(slots / "slots"), "limit": self.timeline.jobs, "expected": expected}
-            write_atomically(place / RUN, json.dumps(run).encode())
+            run = {"alive": alive_pipe, "slots": str(slots / "slots"), "limit": self.timeline.jobs}
+            write_atomically(place / RUN, json.dumps({**run, "expected": expected}).encode())
         modules = {self.directory(request): request.spec for request in self.holds}
         toolchain = replace(
             toolchain,
-            cxx=self._plain_path(toolchain.cxx, log, "cxx"),
-            nvcc=toolchain.nvcc and self._plain_path(toolchain.nvcc, log, "nvcc"),
-            torch_dir=Path(self._plain_path(f"{toolchain.torch_dir}/", log, "torch")),
+            cxx=self._plain_path(toolchain.cxx, run_directory, "cxx"),
+            nvcc=toolchain.nvcc and self._plain_path(toolchain.nvcc, run_directory, "nvcc"),
+            torch_dir=Path(self._plain_path(f"{toolchain.torch_dir}/", run_directory, "torch")),
         )
-        text = render_graph(modules, toolchain, self.worker, log)
-        write_atomically(self.folder / log / "graph.ninja", os.fsencode(text))
-        return f"{log}/graph.ninja"
+        text = render_graph(modules, toolchain, self.worker, run_directory)
+        write_atomically(self.folder / run_directory / "graph.ninja", os.fsencode(text))
+        return f"{run_directory}/graph.ninja"
 
-    def _plain_path(self, path: str, log: str, name: str) -> str:
+    def _plain_path(self, path: str, run_directory: str, name: str) -> str:
         """Return a path without special characters: ``path``, or a path through a link to its folder."""
         if is_plain(path):
             return path
         folder, file = os.path.split(path)
-        _link(folder, self.folder / log / f"{name}.folder")
-        self.linked[f"{log}/{name}.folder"] = folder
-        return f"{log}/{name}.folder/{file}"
+        _link(folder, self.folder / run_directory / f"{name}.folder")
+        self.linked[f"{run_directory}/{name}.folder"] = folder
+        return f"{run_directory}/{name}.folder/{file}"
 
     def _follow(self, ninja: subprocess.Popen[bytes], verbose: bool, watch: Watch) -> None:
         # Remove the worker from every command, so that a user can run the command in the build directory.
@@ -393,7 +395,7 @@ def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
     Raises:
         BuildError: it does not cover one, for example because the ``#include`` names a macro.
     """
-    known = [*closure(spec.roots(), spec.include_dirs), f"{folder}/{directory}/{spec.config_header}"]
+    known = [*closure(spec.scan_roots(), spec.include_dirs), f"{folder}/{directory}/{spec.config_header}"]
     texts = [os.fsdecode((folder / f"{made}.d").read_bytes()) for made in objects(spec, directory)]
     read = {os.path.realpath(folder / name) for text in texts for name in read_depfile(text)}
     roots = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]

@@ -64,7 +64,7 @@ def load(spec: Spec, needs: Needs | None = None) -> Any:
             if artifact is not None:
                 _record_load(spec, artifact, started)
     if spec.name not in LOADED:
-        # Without the module's lock: the imports run code that may request the module.
+        # resolve() runs outside of the lock: importing the build code may itself request this module.
         (outcome,) = resolve([Request(spec, needs)])
         if outcome.error is not None:
             raise outcome.error

@@ -46,14 +46,14 @@ Builder = Callable[["Mapping[BuildRequest, Hold]"], Iterator[tuple["BuildRequest
 class Machine:
     """The machine that uses a module: its target and its tools for a spec. ``None`` stands for an unknown value.
 
-    This class describes this machine. ``verify`` describes other machines by a subclass. ``writes``: store the versions
-    that compilers report.
+    This class describes this machine. ``verify`` describes other machines by a subclass. ``store_versions``: store the
+    versions that compilers report.
     """
 
     loads = True  # False: the module will be loaded elsewhere, so file systems of this machine do not matter
 
-    def __init__(self, spec: Spec, writes: bool = True) -> None:
-        self.spec, self.backend, self.writes = spec, spec.backend, writes
+    def __init__(self, spec: Spec, store_versions: bool = True) -> None:
+        self.spec, self.backend, self.store_versions = spec, spec.backend, store_versions
 
     @lazy
     def requested_target(self) -> Target | None:
@@ -72,7 +72,7 @@ class Machine:
     @lazy
     def identity(self) -> Identity | None:
         with suppress(ToolchainError):
-            return toolchain_identity(self.backend, self.writes)
+            return toolchain_identity(self.backend, self.store_versions)
         return None
 
     def build_key(self, key: str) -> str:
@@ -129,7 +129,7 @@ class Request:
         return self.machine.build_key(self.key)
 
     def refuses(self, found: Artifact) -> str | None:
-        """Return why an artifact of the right sources does not answer this request, or ``None``."""
+        """Return why an artifact of the right source files does not answer this request, or ``None``."""
         return self.machine.refuses(found)
 
     @property
@@ -184,7 +184,7 @@ class Source:
         raise NotImplementedError
 
     def artifacts(self, name: str) -> Iterator[Artifact]:
-        """Yield every artifact of a module's name, of any sources and for any machine."""
+        """Yield every artifact of a module's name, from any source files and for any machine."""
         return iter(())
 
     def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
@@ -241,7 +241,7 @@ class Directories(Source):
             else:
                 stale += 1
         if stale:
-            reasons.append(f"{stale} in the workspace {OTHER_SOURCES}: `flashinfer why {spec.name}` compares")
+            reasons.append(f"{stale} in the workspace {OTHER_SOURCES}; compare: `flashinfer why {spec.name}`")
 
 
 class AotDirectories(Directories):

@@ -9,7 +9,7 @@ from .modules._family import arch_modules
 from .probe import probe
 
 
-def native_module(portable: JitSpec) -> JitSpec:
+def module_for_gpus(portable: JitSpec) -> JitSpec:
     """Return the module of the GPUs' arch if a family has one and a load would succeed, else ``portable``.
 
     All visible GPUs must run it, because an operator has one kernel for all GPUs.

@@ -2,7 +2,7 @@
 
 ``find_existing`` asks the sources that only read. On a miss, ``resolve`` takes the module's lock and asks all sources
 again, because another process may have built the module meanwhile. So one process of a machine fetches or builds a
-module, and all others wait. After hits only, a process imports no code of fetches and builds.
+module, and all others wait. A process that has only hits never imports the code that fetches or builds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``Spec``: the complete description of a module, and the digests of its files.
 
 A spec is a value, made without a compiler, a GPU or a disk write. Its ``key`` hashes an injective encoding of
-everything that changes a byte of the artifact and is the same on every machine, see ``fields``. The target
-(CPU level, GPU archs) and the toolchain's versions complete it at build time, see ``artifact.build_key``.
+all inputs that change a byte of the artifact, see ``fields``, except those of a machine: the target (CPU level, GPU
+archs) and the tools. ``artifact.build_key`` adds these.
 
 The key covers the contents of a module's sources, and of all headers of the library and of the user that they include.
 The scan for includes ignores conditionals, and does not find an include whose name is a macro. After the build, the
@@ -127,19 +127,19 @@ class Spec:
 
     def files(self) -> dict[str, str]:
         """Map the name of every file of the module, equal on every machine, to its SHA-256."""
-        sources, roots = self.source_paths(), self.folders()
+        sources, folders = self.source_paths(), self.folders()
         named = {}
-        for path, content in closure(self.roots(), self.include_dirs).items():
-            folder = next((root for root in roots if path.startswith(root)), None)
+        for path, content in closure(self.scan_roots(), self.include_dirs).items():
+            folder = next((one for one in folders if path.startswith(one)), None)
             name = os.path.relpath(path, os.path.dirname(sources[0])) if folder is None else path[len(folder) :]
-            named[("<outside>/" if folder is None else roots[folder]) + name] = content
+            named[("<outside>/" if folder is None else folders[folder]) + name] = content
         return named | {f"<linked>/{number}": digest_and_includes(flag)[0] for number, flag in self._linked().items()}
 
     def _linked(self) -> dict[int, str]:
         """Return the files that linker flags name, such as an archive. The key covers their contents."""
         return {n: flag for n, flag in enumerate(self.ldflags) if os.path.isabs(flag) and os.path.isfile(flag)}
 
-    def roots(self) -> tuple[str, ...]:
+    def scan_roots(self) -> tuple[str, ...]:
         """Return the files from which the scan of includes starts: sources, the template and further headers."""
         template = (f"{env.data_root()}/{self.template}",) if self.template else ()
         return (*self.source_paths(), *template, *self.headers)

@@ -29,7 +29,7 @@ def to_json(spec: Spec) -> dict[str, Any]:
         OSError: a file cannot be read.
     """
     root = env.data_root() + os.sep
-    reached = {os.path.normpath(path) for path in closure(spec.roots(), spec.include_dirs)}
+    reached = {os.path.normpath(path) for path in closure(spec.scan_roots(), spec.include_dirs)}
     linked = {flag for flag in spec.ldflags if os.path.isabs(flag) and os.path.isfile(flag)}
     custom = sorted(path for path in reached | set(map(os.path.normpath, linked)) if not path.startswith(root))
     folders = [path for path in spec.include_paths if not path.startswith(root)]

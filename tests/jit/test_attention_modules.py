@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flashinfer import jit
-from flashinfer._ops.configured import covered
+from flashinfer._ops.configured import has_dispatching_module
 from flashinfer.jit.modules._attention import attention_spec, dispatching_spec
 
 from ..support.attention_modules import compiled
@@ -248,7 +248,7 @@ def test_a_dispatching_module_of_other_sources_is_none(tmp_path, built, monkeypa
     publish(built("40", "72"), tmp_path / "aot")
     monkeypatch.setenv("FLASHINFER_AOT_DIR", str(tmp_path / "aot"))
     spec = attention_spec("decode", "cpu", "float32:float32:float32", "40", "default")
-    assert covered(spec)
+    assert has_dispatching_module(spec)
     manifest = tmp_path / "aot" / "decode_cpu" / "manifest.json"
     manifest.write_text(re.sub(r'"key": "\w{4}', '"key": "0000', manifest.read_text()))
-    assert not covered(spec)
+    assert not has_dispatching_module(spec)

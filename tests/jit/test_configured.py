@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flashinfer._ops.configured import configured, covered, load_configured
+from flashinfer._ops.configured import configured, has_dispatching_module, load_configured
 from flashinfer._ops.errors import raise_from_module
 from flashinfer.jit import JitSpec, gen_jit_spec
 from flashinfer.jit.artifact import Artifact, publish
@@ -99,7 +99,7 @@ def test_a_module_of_several_stands_in_where_it_was_built_ahead_of_time(spec_of,
             base, name=f"{several.name}_{tile}", namespace=f"{several.name}_{tile}", dispatching=several.name
         )
 
-    assert covered(one("64")) and not covered(one("256"))
-    assert not covered(one("64", cflags=("-O1",))), "it has other flags"
+    assert has_dispatching_module(one("64")) and not has_dispatching_module(one("256"))
+    assert not has_dispatching_module(one("64", cflags=("-O1",))), "it has other flags"
     assert load_configured(one("64")).name == several.name == load_configured(one("128")).name
     assert torch.equal(load_configured(one("64")).filled(torch.zeros(2)), torch.full((2,), 5.0))

@@ -100,7 +100,7 @@ def test_the_nearest_of_many(ask, make_spec):
     _, answer = ask(make_spec(extra_cflags=["-DB"]))
     assert answer["nearest"] == str(near.path) and list(fields(answer)) == ["cflags"]
     assert answer["reasons"] == [
-        "3 in the workspace built from other sources, flags or configuration: `flashinfer why tiny` compares"
+        "3 in the workspace built from other sources, flags or configuration; compare: `flashinfer why tiny`"
     ]
 
 

@@ -161,7 +161,7 @@ def operator_calls(device: str) -> dict[str, list[tuple[Any, ...]]]:
     wrapper.plan(indptr_of([2, 3]), indptr_of([6, 5]), HEADS, KV_HEADS, DIM, causal=True, q_data_type=DTYPE)
     planned = plan_of(wrapper)
     assert planned is not None
-    sizes = from_shape(planned.sizes)
+    sizes = from_shape(planned.sizes_as_shape)
     plan = ("prefill", "sample", q, k, v, torch.empty_like(q), lse, *sizes[:3])
     plan = (*plan, *planned.arguments._replace(float_workspace=None))
     causal, masked = CallArguments(mask_mode=1), CallArguments(mask_mode=2, custom_mask=mask, window_left=3)

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import flashinfer
-from flashinfer._ops.route import General, routed
+from flashinfer._ops.route import Fallback, routed
 
 from ..support.cases import Case
 from ..support.samples import public_cases
 
 
-def clamped(general: General) -> Any:
+def clamped(fallback: Fallback) -> Any:
     """Return ``clamp(self, min, max)`` with optional bounds, routed to two operators of torch."""
-    return routed("clamp", torch.ops.aten.clamp.Tensor, general)
+    return routed("clamp", torch.ops.aten.clamp.Tensor, fallback)
 
 
 def test_an_optional_tensor_without_gradient():
@@ -27,7 +27,7 @@ def test_an_optional_tensor_without_gradient():
         taken.append(args)
         return torch.clamp(*args)
 
-    call = clamped(General(with_gradient, ("min", "max")))
+    call = clamped(Fallback(with_gradient, ("min", "max")))
     x, most = torch.randn(7), torch.zeros(7, requires_grad=True)
     call(x, None, most).sum().backward()
     assert len(taken) == 1
@@ -38,7 +38,7 @@ def test_an_optional_tensor_without_gradient():
 
 
 def test_a_string_in_place_of_a_tensor():
-    call = clamped(General(torch.clamp, ("min", "max")))
+    call = clamped(Fallback(torch.clamp, ("min", "max")))
     with pytest.raises(TypeError, match="clamp: min: got str, wanted Optional"):
         call(torch.randn(3), "zero", None)
 
@@ -57,7 +57,7 @@ def test_an_error_of_the_operator_does_not_repeat_the_call():
     library.impl(name, fail, "CompositeExplicitAutograd")
     operator = torch.ops.flashinfer_tests_of_routes.fails_inside.default
     x = torch.randn(3)
-    for call in (routed(name, operator, None), routed(name, operator, General(fail, ("x",)))):
+    for call in (routed(name, operator, None), routed(name, operator, Fallback(fail, ("x",)))):
         for given in (x, x.clone().requires_grad_()):
             calls.clear()
             with pytest.raises(AttributeError, match="from inside"):

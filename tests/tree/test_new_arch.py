@@ -36,7 +36,7 @@ for gpus in ((), ((10, 0),), ((10, 3),), ((9, 0),), ((9, 0), (10, 0))):
     native.visible_gpus = target.visible_gpus = lambda: gpus
     lookup = look_up(spec)
     result[" ".join(f"{major}.{minor}" for major, minor in gpus)] = {
-        "module": native.native_module(portable).name,
+        "module": native.module_for_gpus(portable).name,
         "reasons": [] if lookup.artifact is not None else [one.partition(": ")[2] for one in lookup.reasons],
         "probe": spec.probe().reason,
     }

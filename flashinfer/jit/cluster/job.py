@@ -56,7 +56,7 @@ class Job:
         self.own = {
             name: self._add_content(text.encode("utf-8", "surrogateescape")) for name, text in plain.pop("own").items()
         }
-        reached = sorted(map(os.path.normpath, closure(spec.roots(), spec.include_dirs)))
+        reached = sorted(map(os.path.normpath, closure(spec.scan_roots(), spec.include_dirs)))
         self.tree = {path[len(root) :]: self._read(path) for path in reached if path.startswith(root)}
         marks = [*plain["sources"], *plain["headers"], *plain["include_paths"]]
         paths = [*spec.sources, *spec.headers, *spec.include_paths]
