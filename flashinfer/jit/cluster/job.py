@@ -21,7 +21,7 @@ from ..spec import closure, digest
 from ..specjson import to_json
 
 PROTOCOL = 1  # increase it when a message changes its meaning
-Tools = dict[str, str | bool | None]
+Tools = dict[str, str | None]
 
 
 class _Call:
