@@ -164,7 +164,7 @@ def is_refusal(err: RuntimeError) -> bool:
     if isinstance(err, NotImplementedError):
         return True  # a kind of tensor without a kernel
     text = str(err)
-    return text.startswith(("ValueError: ", "TypeError: ")) or "ExpectedArguments a value of type" in text
+    return text.startswith(("ValueError: ", "TypeError: ")) or "Expected a value of type" in text
 
 
 def bind_plan(

@@ -245,6 +245,18 @@ def test_errors_of_the_full_operator(device):
         operators.run_bound(q, cache, None, handle, math.nan, 1.0)
 
 
+def test_a_type_that_the_parser_refuses(device):
+    """torch's argument parser refuses a bound call. The full operator then names the argument."""
+    wrapper = planned(device, [3, 16])
+    q, cache = inputs(device, 2)
+    want = wrapper.run(q, cache)
+    out = torch.empty_like(want)
+    assert bound_calls(wrapper).call(q, cache, None, NO_SCALES, out, 3.0, True) is None
+    with pytest.raises(TypeError, match=r"run: lse: got float, wanted Tensor$"):
+        wrapper.run(q, cache, out=out, lse=3.0, return_lse=True)
+    assert torch.equal(wrapper.run(q, cache), want)
+
+
 def test_inputs_that_are_copied(device, monkeypatch):
     """Such calls use the full operator.
 
