@@ -54,7 +54,7 @@ struct alignas(32) WorkItem {
   int32_t kv_len;            // keys of the request
   int32_t row_start;         // first row of the tile
   int32_t kv_start, kv_end;  // [kv_start, kv_end): masks hide all other keys from every row
-  int32_t slot;              // index of the partial state; -1: the result is final and goes to the output
+  int32_t slot;              // index of the item's slot; -1: the result is final and goes to the output
 };
 
 // A tile whose keys are split over slots [first_slot, first_slot + num_slots). They are merged in that order.

@@ -201,7 +201,8 @@ __device__ __forceinline__ float query_sign(const Variant& variant) {
     return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
   }
 }
-// kApplied: the transform of the logits has applied the scale.
+// kApplied: if the variant transforms logits, the scale was applied with the transform (kScale of
+// transform_tile), so it is 1 here.
 template <bool kApplied = true, typename Variant>
 __device__ __forceinline__ float softmax_scale(const Variant& variant) {
   if constexpr (!Variant::use_softmax || (kApplied && Variant::transforms_logits)) {

@@ -1,7 +1,9 @@
-// Shared parts of the CUDA kernels of the delta rule: tokens in smem as floats, and the layout of a state.
+// Shared parts of the CUDA kernels of the delta rule: tokens in smem as floats, columns of a state in smem,
+// and DeltaState, the layout of the recurrent gradients.
 //
-// Four threads share a column of the state, in registers. Part p has rows 16 j + 4 p to 16 j + 4 p + 3 for
-// each j. A warp reads the rows of a token from smem in words of 16 bytes, broadcast to its eight columns.
+// In this layout, four threads share a column of the state, in registers. Thread p has rows 16 j + 4 p to
+// 16 j + 4 p + 3 for each j. A warp reads the rows of a token from smem in words of 16 bytes, broadcast to
+// its eight columns.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +33,7 @@ struct DeltaWork {
     sequence = sequence_number;
     tokens = sequence_of(in, sequence);
   }
-  // Index of the value head among the heads of all sequences or slots.
+  // Index of the value head among the heads of all sequences.
   __device__ __forceinline__ int64_t head_index(const DeltaRuleInputs& in) const {
     return sequence * in.num_value_heads + value_head;
   }
@@ -360,7 +362,8 @@ struct DeltaState {
   }
 };
 
-// Call body(kRows, kRowGate): the rows of a thread, and a flag for one decay per row.
+// Call body(kRows, kRowGate): a quarter of the keys, rounded up to 64, 128 or 256, and a flag for one decay
+// per row.
 template <typename Body>
 void with_delta_shape(const DeltaRuleInputs& in, const Body& body) {
   const auto with_gate = [&](auto rows) { in.gk ? body(rows, std::true_type{}) : body(rows, std::false_type{}); };

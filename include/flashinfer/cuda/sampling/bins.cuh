@@ -115,7 +115,7 @@ __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_su
 }
 
 // Return the exact threshold. A histogram of rounded weights (`mass` corresponds to 2^30) has found its bin:
-// `above` is the weight of all bins above it, `high` its last key. edge_of(need) searches the bin. If
+// `above` is the weight of all bins above it, `high` its last key. find_key(need) searches the bin. If
 // rounding led to a wrong element, the exact sum above the bin corrects `need`.
 template <typename FindKey, typename Kept>
 __device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,

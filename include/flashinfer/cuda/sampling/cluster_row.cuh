@@ -3,7 +3,8 @@
 // Each CTA owns a range of the row's chunks. Its last chunks are resident in smem, as many as fit. Each pass
 // rereads the other chunks from the L2 cache. CTAs broadcast the sums and maxima of their chunks to the smem
 // of every CTA. After one barrier, each CTA has the sums and maxima of the whole row, so all CTAs take the
-// same decisions. Longer rows are not resident: each pass rereads them, without maxima.
+// same decisions. If the sums and maxima of a row leave no smem for even one chunk, the row is not resident
+// (kResident = false). Each pass then rereads it, without maxima.
 //
 // A ClusterRow is a few integers and is passed by value. A pointer to it would move it to local memory, and
 // the compiler would assume that other stores can change it.
@@ -61,10 +62,12 @@ struct NoChunk {
 template <bool kResident>
 struct ClusterRow {
   int n, chunks, first, num_own, rank, size, sums_buffer, maxima_buffer;
-  int capacity;          // chunks that fit into a CTA's shared memory
-  int streamed;          // own chunks that do not fit into smem
-  int pass;              // number of passes with a broadcast
-  float sum_threshold;   // the sums are those of elements >= sum_threshold; negative: of other values
+  int capacity;  // chunks that fit into a CTA's shared memory
+  int streamed;  // own chunks that do not fit into smem
+  int pass;      // number of passes with a broadcast
+  // The sums add only elements >= sum_threshold. -1: they do not come from sum_kept(), but are sums of all
+  // elements, or maxima.
+  float sum_threshold;
   uint32_t peer_offset;  // offset from this CTA's smem to the smem of the CTA to which the lane broadcasts
 
   FLASHINFER_HD static int own_chunks(int chunks, int size) { return (chunks + size - 1) / size; }
@@ -249,8 +252,8 @@ struct ClusterRow {
   }
 
   // Replace each element by f(x) and sum the chunks. With kRead, elements come from the row. Otherwise they
-  // come from shared memory, or through the stage, which includes f already. Chunks with is_zero are not read
-  // and become 0.
+  // come from shared memory, or from the row through the remap (remap.cuh), which includes f already. Chunks
+  // with is_zero are not read and become 0.
   template <bool kMaxima, bool kRead, typename F, typename Z>
   __device__ __forceinline__ void transform(const F& f, const Z& is_zero) {
     sums_buffer ^= 1, sum_threshold = -1;

@@ -102,8 +102,8 @@ struct NucleusRow : NucleusSample {
     const auto found = [&](uint32_t key, uint64_t kept) {
       return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
     };
-    // Invariant: the threshold is a key in [low, high). Elements >= `high` do not suffice; their sum is
-    // `beyond`.
+    // Invariant: the threshold is below `high`, and at least `low` if low_suffices. Elements >= `high` do not
+    // suffice; their sum is `beyond`.
     uint32_t low = least, high = max_key + 1;
     double beyond = above;
     bool low_suffices = false;  // elements >= `low` are known to suffice
@@ -112,7 +112,7 @@ struct NucleusRow : NucleusSample {
       // more exact. Every fourth step bisects, because rounded weights may choose badly for many steps.
       Candidate candidate{low + (high - low) / 2, 0};
       if (iteration % 4 != 0) candidate = search_of(cluster.n, count, low, high - 1, target - beyond);
-      // A bin whose weights are all 0 may be empty.
+      // If all weights are 0, search() may end in an empty bin and return a key outside of [low, high).
       candidate.key = min(max(candidate.key, low), high - 1);
       const uint64_t kept = sum_at(candidate.key);
       const double sum = fixed.real(kept);
@@ -145,8 +145,9 @@ struct NucleusRow : NucleusSample {
     }
   }
 
-  // Narrow the bounds to the bin with the threshold, by a histogram over a read of the row. An interval with
-  // `low` = INFINITY collects nothing: the next read only sums the elements >= `high`.
+  // Return an interval within the bounds, around the bin with the threshold, by a histogram over a read of
+  // the row. The bounds do not change. An interval with `low` = INFINITY collects nothing: the next read only
+  // sums the elements >= `high`.
   template <typename T>
   __device__ __noinline__ static Interval narrow_by_bins(int n, const T* source) {
     const NucleusRow x(n);

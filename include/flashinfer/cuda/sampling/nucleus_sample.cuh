@@ -14,7 +14,9 @@ struct Resolved {
   Outcome outcome;
   float t;
   uint64_t kept;  // sum of the elements >= the threshold, if found
-  double sum;     // sum of the elements >= the interval's high (kAbove) or low (kBelow)
+  // Sum of the elements >= the interval's high (kAbove, kTooMany) or low (kBelow). For an interval with low =
+  // INFINITY: of the elements >= high.
+  double sum;
 };
 
 // Keys that bound the threshold, and the sum of the elements >= `high`. The threshold is at least

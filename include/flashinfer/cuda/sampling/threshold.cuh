@@ -1,6 +1,6 @@
-// Thresholds of a row. A key is a number's bits in the order of the numbers. Top-k: the largest key such that
-// at least k elements have it or a larger one. Top-p: the largest key such that the elements with it or a
-// larger one sum to at least p of the row.
+// Thresholds of a row. A key is an unsigned integer made of a number's bits: keys compare like their numbers.
+// Top-k: the largest key such that at least k elements have it or a larger one. Top-p: the largest key such
+// that the elements with it or a larger one sum to at least p of the row.
 //
 // A histogram finds the bin of the threshold. One pass gathers the keys of that bin, and every CTA searches
 // them and finds the same threshold. If a bin has too many keys, the histograms of further passes narrow the
@@ -53,7 +53,8 @@ __device__ __forceinline__ void clear(uint32_t* bins, int n) {
   __syncthreads();
 }
 
-// Call f(x, inside) for the elements of chunks with a key of at least `least`.
+// Call f(x, inside) for all elements of the CTA's own chunks. Resident rows skip chunks whose maximum has a
+// key below `least`. inside: the element is not after the row's end.
 template <typename Key, bool kResident, typename F>
 __device__ __forceinline__ void for_elements(const ClusterRow<kResident>& cluster, uint32_t least, const F& f) {
   const float* maxima = cluster.maxima();

@@ -1,5 +1,6 @@
 // The producer warps. The first loads queries and keys, the second loads values. The third clears the values
-// after the end of a request. If rows are gathered, it copies a third of them instead.
+// after the end of a request, or, if rows are gathered, copies a third of each tile. With 8-bit types it
+// transposes and clears values instead (transpose.cuh), and two warps gather.
 #pragma once
 
 #include <cstdint>
@@ -208,7 +209,7 @@ __device__ __forceinline__ void load_values(const AttentionParams& params, const
   }
 }
 
-// Third producer warp if rows are gathered: the last rows of each tile of keys and of values.
+// Third producer warp if rows of 16-bit types are gathered: the last rows of each tile of keys and of values.
 template <typename S>
 __device__ __forceinline__ void gather_last_rows(const AttentionParams& params, const Shared<S>& shared) {
   using Gatherers = ItemGatherers<S, true>;
@@ -237,8 +238,8 @@ __device__ __forceinline__ void gather_last_rows(const AttentionParams& params, 
   }
 }
 
-// Third producer warp if rows are not gathered: clears the values after the end of a request, before the
-// consumers read them.
+// Third producer warp if rows of 16-bit types are not gathered: clears the values after the end of a request,
+// before the consumers read them.
 template <typename S>
 __device__ __forceinline__ void clear_tails(const AttentionParams& params, const Shared<S>& shared) {
   const typename S::WorkRing work_ring = shared.work_ring();

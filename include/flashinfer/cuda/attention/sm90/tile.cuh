@@ -33,7 +33,7 @@ struct ConsumerWarpgroup {
   const int warpgroup;
   // Running numbers of tiles in their rings: the stage of a tile is its use modulo the number of stages.
   const int query_use;
-  int use;  // of the next tile of keys and of values
+  int use;  // of the next tile of values; in step(), the keys are one tile ahead
   Softmax<S::kFp8> softmax;
   float o[S::kDV / 2];
   Profiler<P::kProfiler>& profiler;
@@ -49,8 +49,8 @@ struct ConsumerWarpgroup {
       uint32_t p[S::kPRegisters];
       profiler.switch_to(Event::kWaitKeys);
       wait_for_tile(key_ring, use);
-      // If rows see only the first half of the tile, compute only half of S. Halving P V, or the first tile
-      // of a window, was not faster.
+      // If rows see only the first half of the tile, compute only half of S. Halving P V, or S of the tile at
+      // the left edge of a window, was not faster.
       if (kHasHalfTile && range.left <= S::kHalfKeys) {
         first_tile<S::kHalfKeys>(p, tile, true);
       } else {

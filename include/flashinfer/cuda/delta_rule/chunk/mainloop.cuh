@@ -41,7 +41,7 @@ __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, c
   if (to) scan.for_state_elements(state, [&](float& one, int64_t i) { static_cast<float*>(to)[i] = one; });
 }
 
-// Clear the matrices of all stages. Copy never overwrite the zeros above the diagonal.
+// Clear the matrices of all stages. Copies never overwrite the zeros above the diagonal.
 template <typename Shape, typename Stage>
 __device__ __forceinline__ void clear_terms(Stage* stages, int count) {
   constexpr int kUnits = sizeof(typename decltype(stages->terms)::Matrices) / 16;

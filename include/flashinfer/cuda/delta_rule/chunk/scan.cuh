@@ -1,8 +1,10 @@
 // Base of the scans over the chunks of a value head.
 //
 // A warp holds 16 columns of the state, transposed, as accumulators. Packed accumulators have the layout of A
-// operands, so no part of the state is in smem. Warps of a CTA share tiles of q, k and v, and the terms of
-// the chunk. Copies of the next chunks overlap the computation of one chunk.
+// operands, so a warp multiplies its state without smem. Two scans put packed copies of states into smem: for
+// a second warpgroup (forward/split_warpgroups.cuh), and for bulk copies to gmem (gradients on wgmma). Warps
+// of a CTA share tiles of q, k and v, and the terms of the chunk. Copies of the next chunks overlap the
+// computation of one chunk.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/shape.cuh>
@@ -46,8 +48,8 @@ struct DeltaScan {
   __device__ __forceinline__ int64_t index(int64_t number) const {
     return (first_chunk(in, work.sequence) + number) * in.num_value_heads + work.value_head;
   }
-  // In gmem a state is stored as strips of 16 columns, kKeys / 16 blocks each. Return the index of this
-  // warp's first block of a strip.
+  // The gradients' workspace stores packed states as strips of 16 columns, kKeys / 16 blocks each. Return the
+  // index of this warp's first block of a strip.
   __device__ __forceinline__ int64_t state_block(int64_t strip) const {
     return strip * (Shape::kKeys / 16) + part * (Shape::kPartKeys / 16);
   }

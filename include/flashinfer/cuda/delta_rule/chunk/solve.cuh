@@ -150,8 +150,9 @@ struct DeltaSolve {
     __syncwarp();
   }
 
-  // x -= left_im right_mj for 16 x 16 blocks, which is L_im B_m Z_mj. The k indices of a lane are adjacent
-  // instead of 4 apart, in both operands: the sum over k is the same.
+  // x -= left_im right_mj for the 16 x 16 blocks at these offsets: L_im B_m Z_mj for m < i, and Z_ii B_i X
+  // for m = i. The k indices of a lane are adjacent instead of 4 apart, in both operands: the sum over k is
+  // the same.
   __device__ __forceinline__ void subtract(float (&x)[2][4], int i, int m, int j) const {
     const int group = lane / 4, quad_lane = lane % 4;
 #pragma unroll

@@ -56,7 +56,7 @@ template <int kKeys, bool kRowGate>
 struct StepShared {
   // Double buffer: no barrier separates the reads of a token from the stores of the next one.
   StepRows<kKeys, kRowGate> rows[2];
-  alignas(16) float sums[2][kStepWarps][kStepColumns];  // per warp: S' k and S' q over its rows
+  alignas(16) float sums[2][kStepWarps][kStepColumns];  // per warp: S~' k and S~' q over its rows
   float u[kStepColumns];
 };
 
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
       if (threadIdx.x < kStepColumns) put(t, threadIdx.x, 0.f);
     return;
   }
-  // Return the offset of the CTA's columns in state `number` of contiguous ones.
+  // Return the offset of the CTA's columns in entry `number` of a contiguous tensor [n, HV, ...] of states.
   const auto start_of = [&](int64_t number) {
     return (number * in.num_value_heads + work.value_head) * in.state_size() + first * in.column_stride();
   };
