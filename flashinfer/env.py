@@ -305,7 +305,8 @@ STORE_SIGNING_KEY: Variable[Path | None] = Variable(
 )
 WORKSPACE_MAX_SIZE: Variable[int | None] = Variable(
     "FLASHINFER_WORKSPACE_MAX_SIZE",
-    "Size limit of the workspace, enforced in the background after a build, as by `flashinfer clean`.",
+    "Size limit of the workspace. After a build, a background thread removes the least recently used modules, as "
+    "`flashinfer clean --max-size` does.",
     "a size such as 500M or 2G",
     parse_size,
     lambda: None,

@@ -36,8 +36,8 @@ PAUSE = 240  # calls to the full operator before the next bound call
 MOST_CALLS = 1024
 ANY = -1
 _PLAIN = (str, int, float, bool, type(None))
-# Handles are unique, so the handle of a freed plan is invalid. A plain itertools.count would be copied by Dynamo, and
-# Python 3.12 deprecates such copies. Dynamo does not support this iterator, so it breaks the graph here.
+# Handles are unique, so the handle of a freed plan is invalid. Dynamo would copy an itertools.count, which Python 3.12
+# deprecates. It cannot trace this iterator, and the graph break is intended.
 _handles = iter(itertools.count(1).__next__, None)
 
 

@@ -1,7 +1,8 @@
 """Selection of attention's kernels: portable kernels (``fa2``), or kernels for the GPU's arch (``fa3``: 9.0a).
 
 A family has kernels for an arch if ``csrc/<family>_<arch>.cu`` exists. Prefill and decode have kernels for 9.0a. Those
-of decode are the portable kernels with merges in the same launch. ``"auto"`` never selects them.
+of decode are the portable kernels with merges in the same launch. ``"auto"`` never selects them. As a name of kernels,
+``""`` means the portable kernels of the tensors' device, or those of a custom variant.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
 
 @cache
 def kernels_for_archs(family: str) -> tuple[str, ...]:
-    """Return the archs for which a family has kernels. Cached, because each plan needs them."""
+    """Return the names of a family's kernels for one arch, such as ``sm90a``. Cached, because each plan needs them."""
     return arch_kernels(family)
 
 

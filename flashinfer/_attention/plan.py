@@ -85,7 +85,8 @@ class Workload(NamedTuple):
     masks: MaskTensors
     page_size: int | None  # None: ragged keys
     kv_layout: int
-    run_shape: Shape | None = None  # shape of the caller's float64 tensors, for gradient checks without a kernel
+    # Shape with the caller's dtypes if these are float64. No kernel runs; torch's functions do, for gradcheck.
+    run_shape: Shape | None = None
     split_rule: SplitRule = BALANCED
 
     def mask_mode(self, options: Options) -> int:

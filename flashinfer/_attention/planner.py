@@ -113,7 +113,7 @@ class Planner(EngineContract):
         host_tables = HostTables(batch.qo_indptr, batch.kv_lens)
         host_plan = self._schedule(operators, shape, extent, workload.split_rule, 0, host_tables)
         if host_plan is None:
-            raise ValueError(f"{self._name}.plan: got negative lengths, or offsets that are negative or fall")
+            raise ValueError(f"{self._name}.plan: got a negative length, or an indptr that is negative or decreases")
         workload = workload._replace(batch=self._copy_tables(batch))
         return self._write_plan(host_plan, workload, options, extent, operators)
 

@@ -269,7 +269,7 @@ class BatchWrapper(NoCopies, Planner):
     def _variant_arguments(self, planned: Plan, extra: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the parameters of a custom variant.
 
-        A caller may omit the tensors that the wrapper provides, but only all of them.
+        The caller passes either all parameters, or all except those that the wrapper provides.
         """
         names, count = self._variant_parameters
         known = {

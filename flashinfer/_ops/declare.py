@@ -1,8 +1,8 @@
 """Operators that load their module on the first call.
 
-An operator is declared here once, with schema, fake implementation and one Python kernel for every device. The
-kernel loads the module of the tensors' device and calls the operator again. The module registers its C++ kernel
-at that device's key, which takes precedence: later calls run no Python.
+An operator is declared here once, with schema, fake implementation and one Python kernel for every device. The kernel
+loads the module of the tensors' device and calls the operator again. The module registers its C++ kernel for that
+device's dispatch key. It takes precedence over the Python kernel, so later calls run no Python.
 
 ``configured.py`` has the operators with one module per configuration.
 """

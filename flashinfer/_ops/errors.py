@@ -58,8 +58,8 @@ def raise_as_callers_mistake(
 ) -> NoReturn:
     """Raise an operator's error as a Python exception that names the called function.
 
-    Bindings write the exception's name before the text of an invalid argument. torch's parser has its own
-    form.
+    The error text of a binding begins with the Python exception to raise, such as ``ValueError: ``. torch's parser has
+    its own form.
 
     Args:
         err: the error of the operator.

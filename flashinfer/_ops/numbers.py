@@ -47,7 +47,7 @@ def positive_real(op: str, name: str, value: object, most: float = sys.float_inf
 
     Raises:
         TypeError: no number.
-        ValueError: another number.
+        ValueError: a number out of range.
     """
     number = value if type(value) is float else real(op, name, value)
     if not 0 < number <= most:
@@ -61,7 +61,7 @@ def finite(op: str, name: str, value: object) -> float:
 
     Raises:
         TypeError: no number.
-        ValueError: another number.
+        ValueError: an infinite number or NaN.
     """
     number = value if type(value) is float else real(op, name, value)
     if not abs(number) <= sys.float_info.max:  # Dynamo cannot trace math.isfinite()
@@ -137,7 +137,7 @@ def check_option(op: str, name: str, value: object, options: Sequence[object], w
     """Check that an argument is one of ``options``. ``why``: text after the options in the error.
 
     Raises:
-        ValueError: another value.
+        ValueError: a value that is not an option.
     """
     if value not in options:
         raise value_error(op, name, repr(value), either(map(repr, options)) + why)
@@ -147,7 +147,7 @@ def choice(op: str, name: str, value: str, options: Mapping[str, T]) -> T:
     """Return the value of a named option.
 
     Raises:
-        ValueError: another name.
+        ValueError: an unknown name.
     """
     check_option(op, name, value, tuple(options))
     return options[value]

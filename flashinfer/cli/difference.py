@@ -17,7 +17,7 @@ Differences = dict[str, tuple[Any, Any]]  # field -> value of the artifact, valu
 
 def nearest(spec: Spec) -> tuple[Artifact | None, Differences]:
     """Return the artifact of the module's name that differs in the fewest fields, and these differences."""
-    here = Machine(spec, store_versions=False)
+    here = Machine(spec, cache_versions=False)
     wanted = spec.fields()
     if here.target is not None:
         wanted["archs"] = list(here.target.archs)

@@ -41,7 +41,7 @@ class OtherMachine(Machine):
     loads = False
 
     def __init__(self, spec: Spec, gpus: tuple[tuple[int, int], ...], level: str) -> None:
-        super().__init__(spec, store_versions=False)
+        super().__init__(spec, cache_versions=False)
         self.gpus, self.level = gpus, level
 
     @lazy
@@ -129,4 +129,4 @@ def _machine(recorded: RecordedSpec, options: argparse.Namespace) -> Machine:
         return OtherMachine(recorded.spec, (), options.cpu_arch)
     if recorded.spec.backend == "cuda" and (archs := options.cuda_arch or (() if visible_gpus() else recorded.archs)):
         return OtherMachine(recorded.spec, tuple(sorted({Arch.of(arch).capability for arch in archs})), "")
-    return Machine(recorded.spec, store_versions=False)
+    return Machine(recorded.spec, cache_versions=False)

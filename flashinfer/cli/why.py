@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if a load uses an artifact as it is, and 1 if it would have to build the module."""
     with scratch() as folder:
         spec, needs = _spec(options.name, options.specs, folder)
-        lookup = look_up(spec, needs, machine=Machine(spec, store_versions=False))
+        lookup = look_up(spec, needs, machine=Machine(spec, cache_versions=False))
         found, differing = (lookup.artifact, {}) if lookup.artifact is not None else nearest(spec)
     rows = [{"field": name, "wanted": wanted, "nearest": has} for name, (has, wanted) in differing.items()]
     if options.json:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]
 TrustedPaths = Iterable[tuple[Path, list[Path]]]  # directory of an artifact, and parents that must be trusted
-OTHER_SOURCES = "built from other sources, flags or configuration"
+OTHER_SOURCES = "built from other source files, flags or configuration"
 
 
 class Rejected:
@@ -46,14 +46,14 @@ Builder = Callable[["Mapping[BuildRequest, Hold]"], Iterator[tuple["BuildRequest
 class Machine:
     """The machine that uses a module: its target and its tools for a spec. ``None`` stands for an unknown value.
 
-    This class describes this machine. ``verify`` describes other machines by a subclass. ``store_versions``: store the
+    This class describes this machine. ``verify`` describes other machines by a subclass. ``cache_versions``: store the
     versions that compilers report.
     """
 
     loads = True  # False: the module will be loaded elsewhere, so file systems of this machine do not matter
 
-    def __init__(self, spec: Spec, store_versions: bool = True) -> None:
-        self.spec, self.backend, self.store_versions = spec, spec.backend, store_versions
+    def __init__(self, spec: Spec, cache_versions: bool = True) -> None:
+        self.spec, self.backend, self.cache_versions = spec, spec.backend, cache_versions
 
     @lazy
     def requested_target(self) -> Target | None:
@@ -72,7 +72,7 @@ class Machine:
     @lazy
     def identity(self) -> Identity | None:
         with suppress(ToolchainError):
-            return toolchain_identity(self.backend, self.store_versions)
+            return toolchain_identity(self.backend, self.cache_versions)
         return None
 
     def build_key(self, key: str) -> str:
@@ -102,7 +102,8 @@ class Request:
     """A request for a module: an artifact with the spec's key, or one that covers all needed values.
 
     Args:
-        needs: axis -> the values that the caller will use. Without an axis, all its values are needed.
+        needs: axis -> the values that the caller will use. For an axis that is absent, all values of the
+            spec are needed.
         machine: the machine that will use the artifact, by default this one.
         use: function of an artifact and a descriptor of its verified library. It is called while the file is open.
         prebuilt: accept artifacts of AOT directories.
@@ -199,7 +200,7 @@ class Directories(Source):
     reads_only = True
 
     def directories(self, name: str, key: str | None = None) -> TrustedPaths:
-        """Yield the directories that may contain a module. With ``key``, others may be omitted."""
+        """Yield the directories that may contain a module. With ``key``, directories of other keys may be left out."""
         raise NotImplementedError
 
     def build_directories(self, request: BuildRequest) -> TrustedPaths:
@@ -241,7 +242,9 @@ class Directories(Source):
             else:
                 stale += 1
         if stale:
-            reasons.append(f"{stale} in the workspace {OTHER_SOURCES}; compare: `flashinfer why {spec.name}`")
+            artifacts, were = ("artifact", "was") if stale == 1 else ("artifacts", "were")
+            text = f"{stale} {artifacts} of this name in the workspace {were} {OTHER_SOURCES}"
+            reasons.append(f"{text}; compare: `flashinfer why {spec.name}`")
 
 
 class AotDirectories(Directories):

@@ -39,7 +39,7 @@ def probe(spec: Spec, needs: Needs | None = None) -> Probe:
 
     try:
         present = loaded(spec, needs)
-        here = Machine(spec, store_versions=False)
+        here = Machine(spec, cache_versions=False)
         lookup = look_up(spec, needs, machine=here) if present is None else Lookup(present, ())
     except OSError as err:
         return Probe("impossible", reason=f"sources cannot be read: {err}")

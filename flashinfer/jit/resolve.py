@@ -242,7 +242,10 @@ def _import_session() -> type[Session]:
 
 
 def _to_build(request: Request, reason: str) -> Request:
-    """Return a build request for a missing module. If this machine cannot build it, return the request for a fetch."""
+    """Return a build request for a missing module.
+
+    If this machine cannot build it but a store is set, return the request itself, so that only stores are asked.
+    """
     request.reason, wanted = reason, request
     try:
         wanted = permitted_build(request)

@@ -198,8 +198,8 @@ def checked_coverage(coverage: Mapping[str, Iterable[Value]]) -> tuple[tuple[str
 _INCLUDE = re.compile(rb'#[ \t]*include[ \t]*([<"][^>"\n]+)[>"]')
 
 # path -> (identity of the file on disk, digest, includes). ctime changes with every write and cannot be restored, so
-# an edit with a restored mtime is noticed. Clocks of file systems tick in milliseconds or seconds. A file is therefore
-# cached only if it is older: a later edit within the same tick would not change its ctime.
+# an edit with a restored mtime is noticed. Clocks of file systems tick in milliseconds or seconds. A digest is therefore
+# cached only if the file's last change is 2 s old: a later edit within the same tick would not change its ctime.
 _SETTLED = 2e9  # nanoseconds
 _digest_cache: dict[str, tuple[tuple[int, int, int, int], str, tuple[str, ...]]] = {}
 

@@ -67,24 +67,24 @@ def test_bad_archs(make_spec, archs, message):
 
 def test_an_artifact_for_other_gpus_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0),))
-    why = Machine(hopper, store_versions=False).refuses(made(hopper, "9.0a"))
+    why = Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
     for gpus in (((9, 0),), ((8, 0), (9, 0)), ()):  # one GPU suffices, and without any nothing is launched
         monkeypatch.setattr(target, "visible_gpus", lambda gpus=gpus: gpus)
-        assert Machine(hopper, store_versions=False).refuses(made(hopper, "9.0a")) is None
+        assert Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a")) is None
     plain = replace(hopper, archs=())
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0), (9, 0)))
-    why = Machine(plain, store_versions=False).refuses(made(plain, "9.0a"))
+    why = Machine(plain, cache_versions=False).refuses(made(plain, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
 
 
 def test_an_artifact_for_other_archs_than_requested_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ())
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
-    here = Machine(hopper, store_versions=False)
+    here = Machine(hopper, cache_versions=False)
     assert here.refuses(made(hopper, "9.0a")) == "built for 9.0a only, wanted 8.0"
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
-    assert Machine(hopper, store_versions=False).refuses(made(hopper, "9.0a")) is None
+    assert Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a")) is None
 
 
 @needs_nvcc
@@ -121,9 +121,9 @@ def test_torchs_list_refuses_no_artifact(text, hopper, monkeypatch):
     """The variable belongs to torch: an artifact that runs here is used whatever the variable holds."""
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
-    assert Machine(hopper, store_versions=False).refuses(made(hopper, "9.0a")) is None
+    assert Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a")) is None
     portable = replace(hopper, archs=())
-    assert Machine(portable, store_versions=False).refuses(made(portable, "9.0a")) is None
+    assert Machine(portable, cache_versions=False).refuses(made(portable, "9.0a")) is None
 
 
 @needs_nvcc

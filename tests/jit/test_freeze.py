@@ -78,7 +78,10 @@ def test_the_error_names_module_reason_and_stack(make_spec):
         a_users_function(spec)
     error, text = caught.value, str(caught.value)
     assert isinstance(error, FlashInferError) and error.name == "tiny"
-    assert "1 in the workspace built from other sources, flags or configuration" in error.reason
+    assert (
+        "1 artifact of this name in the workspace was built from other source files, flags or configuration"
+        in error.reason
+    )
     assert text.splitlines()[0].endswith(error.reason)
     innermost = error.stack[-1]
     assert (innermost.name, os.path.basename(innermost.filename)) == ("a_users_function", "test_freeze.py")

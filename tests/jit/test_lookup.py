@@ -91,7 +91,7 @@ def test_a_damaged_artifact_of_the_workspace_is_built_again(built):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        (dict(key="0" * 64), "other sources"),
+        (dict(key="0" * 64), "other source files"),
         (dict(format=99), "format 99"),
         (dict(name="other"), "is for 'other'"),
         (dict(requires={"GLIBC": "9.99"}), "needs GLIBC_9.99, which libc.so.6 of this process does not have"),
@@ -226,7 +226,9 @@ def test_coverage_of_other_sources_does_not_serve(make_spec):
     wide = make_spec(coverage={"head_dim": [64, 128]})
     wide.build()
     changed = make_spec(files={"unit.cc": "int other;\n"}, coverage={"head_dim": [64]})
-    assert look_up(changed).reason.startswith("1 in the workspace built from other sources")
+    assert look_up(changed).reason.startswith(
+        "1 artifact of this name in the workspace was built from other source files"
+    )
     without = make_spec(files={"unit.cc": "int other;\n"})
     assert look_up(without).artifact is None
 

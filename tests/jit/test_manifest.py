@@ -17,7 +17,7 @@ def test_miss_of_another_template(tmp_path, monkeypatch, make_spec):
     spec.build()
     assert look_up(spec).artifact is not None
     (tmp_path / "config.jinja").write_text("/* {{ name }} */\n")
-    assert look_up(spec).artifact is None and "built from other sources" in look_up(spec).reason
+    assert look_up(spec).artifact is None and "built from other source files" in look_up(spec).reason
 
 
 def lies(manifest: dict) -> dict[str, object]:

@@ -28,7 +28,7 @@ def test_a_module_knows_no_python(python, tmp_path):
 def test_hit_of_another_gpu_of_the_same_arch(make_spec, monkeypatch):
     spec = make_spec("gpu", backend="cuda")
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
-    here = Machine(spec, store_versions=False)
+    here = Machine(spec, cache_versions=False)
     manifest = {"key": spec.key, "build_key": "", "archs": ["9.0a"], "requires": {}, "torch_abi": [2, 10]}
     found = Artifact("gpu", env.aot_dirs()[0] / "gpu" / "gpu.so", manifest)
     assert here.refuses(found) is None

@@ -100,7 +100,8 @@ def test_the_nearest_of_many(ask, make_spec):
     _, answer = ask(make_spec(extra_cflags=["-DB"]))
     assert answer["nearest"] == str(near.path) and list(fields(answer)) == ["cflags"]
     assert answer["reasons"] == [
-        "3 in the workspace built from other sources, flags or configuration; compare: `flashinfer why tiny`"
+        "3 artifacts of this name in the workspace were built from other source files, flags or configuration; "
+        "compare: `flashinfer why tiny`"
     ]
 
 
@@ -120,9 +121,10 @@ def test_for_a_person(make_spec, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["why", "tiny"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("tiny would be built: 1 in the workspace built from other") and lines[1].startswith(
-        "nearest: /"
+    assert lines[0].startswith(
+        "tiny would be built: 1 artifact of this name in the workspace was built from other source"
     )
+    assert lines[1].startswith("nearest: /")
     shown = {line.split("  ")[0]: line.split("  ", 1)[1].split() for line in lines[3:]}
     assert shown["cflags"] == ["-DNEW", "-"], "only flags that differ"
     assert len(shown["files <0>/unit.cc"][1]) == 12
