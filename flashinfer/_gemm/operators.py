@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .._ops.declare import define
-from .._ops.errors import renamed
+from .._ops.errors import call_as
 from .._ops.route import without_gradient
 from ..jit.modules.gemm import gen_gemm_module
 
@@ -41,7 +41,4 @@ def grouped_gemm(*args: Any, arch: int = 0, gate: int = 0, names: Mapping[str, s
     Args:
         names: an argument of the operator -> its name in the public function.
     """
-    try:
-        _grouped_gemm(*args, arch, gate)
-    except (ValueError, TypeError) as err:
-        raise renamed(err, names) from None
+    call_as(names, _grouped_gemm, *args, arch, gate)

@@ -100,10 +100,9 @@ def vllm_all_reduce(
     op = "vllm_all_reduce"
     for name, tensor in (("inp", inp), ("out", out)):
         check_tensor(op, name, tensor)
-    instance = _instance(op, fa)
-    for name, tensor in (("inp", inp), ("out", out)):
         if not tensor.is_contiguous():
             raise value_error(op, name, "a tensor that is not contiguous", "a contiguous one")
+    instance = _instance(op, fa)
     if out.shape != inp.shape:
         raise value_error(op, "out", list(out.shape), f"{list(inp.shape)} as inp has")
     if inp.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -250,9 +250,8 @@ class MoeAlltoAll:
     def _shared_region(exchange: Exchange, count: int, device: torch.device) -> _Region:
         """Return a region of this size that all ranks have, or make one.
 
-        Engines give paths that run at the same time workspaces of different sizes.
-
-        Only the ranks of one group know the same name with their own numbers.
+        Sizes must be equal, because engines use workspaces of different sizes at the same time. Names are compared,
+        because only the ranks of one group have regions of one name.
         """
 
         def known() -> set[str]:

@@ -6,7 +6,7 @@ import torch
 
 from .._compat.backends import serves_backends
 from .._ops.bind import bind
-from .._ops.errors import renamed, type_error
+from .._ops.errors import call_as, type_error
 from .._ops.numbers import check_range, check_real
 from .._ops.sizes import exceeds
 from .._ops.tensors import check_dims, check_tensor
@@ -105,11 +105,10 @@ def fused_topk_deepseek(
         _check_replay(name, routing_replay_out, scores, topk)
     numbers = _numbers(name, bias)
     method = int(RoutingMethodType.DeepSeekV3)
-    try:
-        operators.route(topk_values, topk_indices, scores, numbers, method, n_group, topk_group, routed_scaling_factor)
-    except (ValueError, TypeError) as err:
-        names = {"logits": "scores", "weights": "topk_values", "ids": "topk_indices"}
-        raise renamed(err, names) from None
+    call_as(
+        {"logits": "scores", "weights": "topk_values", "ids": "topk_indices"}, operators.route,
+        topk_values, topk_indices, scores, numbers, method, n_group, topk_group, routed_scaling_factor,
+    )  # fmt: skip
     if routing_replay_out is not None:
         routing_replay_out[: scores.shape[0]].copy_(topk_indices)
 
