@@ -157,7 +157,7 @@ def test_older_names(device):
         _trtllm.trtllm_moe_finalize_allreduce_fusion(
             x["input"].view(1, -1, hidden), residual, weight, x["expanded_idx_to_permuted_idx"], outs[0][rank],
             outs[1][rank].view(-1), workspace[1], True, rank, SIZE, EPS, x["shared_expert_output"],
-            x["expert_scale_factor"],
+            x["expert_scale_factor"] / 2, routed_scaling_factor=2.0,
         )  # fmt: skip
         _trtllm.trtllm_moe_allreduce_fusion(
             SIZE, rank, tokens, hidden, workspace[1], True, residual.view(-1), weight, EPS, 1.0, experts, scales[rank],
@@ -214,6 +214,11 @@ def test_refused_arguments(device):
         _trtllm.trtllm_moe_allreduce_fusion(
             1, 0, 4, 64, table, False, residual, weight, EPS, 1.0, 1, weight[:4], residual, residual, None, None, None,
             out, out, None,
+        )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="trtllm_moe_finalize_allreduce_fusion: quant_out: got a tensor"):
+        _trtllm.trtllm_moe_finalize_allreduce_fusion(
+            x, residual, weight, given["expanded_idx_to_permuted_idx"], out, out, table, False, 0, 1, EPS, None, None,
+            quant_out=out,
         )  # fmt: skip
     with pytest.raises(ValueError, match="trtllm_moe_finalize_allreduce_fusion: world_rank: got rank 1 of 1"):
         _trtllm.trtllm_moe_finalize_allreduce_fusion(

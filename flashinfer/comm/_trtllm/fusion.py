@@ -140,8 +140,7 @@ def trtllm_moe_allreduce_fusion(
     """
     op = "trtllm_moe_allreduce_fusion"
     rows = as_rows(op, "moe_reduction_token_input", moe_reduction_token_input, token_num, hidden_dim)
-    if quant_out is not None or scale_out is not None:
-        raise UnsupportedError(f"{op}: quant_out: got a tensor, wanted None: there are no FP4 outputs")
+    _refuse_fp4(op, quant_out, scale_out)
     _fuse_experts(
         op,
         AllReduceFusionPattern.kMoEReductionARResidualRMSNorm,
@@ -177,6 +176,9 @@ def trtllm_moe_finalize_allreduce_fusion(
     eps: float,
     shared_expert_output: torch.Tensor | None,
     expert_scale_factor: torch.Tensor | None,
+    quant_out: torch.Tensor | None = None,
+    scale_out: torch.Tensor | None = None,
+    routed_scaling_factor: float | None = None,
 ) -> None:
     """Add the experts' rows of each token, then sum over the ranks and normalise.
 
@@ -186,18 +188,28 @@ def trtllm_moe_finalize_allreduce_fusion(
         norm_weight, eps: ``rms_gamma`` and ``rms_eps`` of :func:`allreduce_fusion`.
         workspace_ptrs: the tensor of :func:`trtllm_create_ipc_workspace_for_all_reduce_fusion` itself.
         world_rank, world_size: as the workspace has.
+        quant_out, scale_out: FP4 outputs, which must be ``None``.
+        routed_scaling_factor: multiplies ``expert_scale_factor``, by default 1.
 
     Other arguments are those of :func:`allreduce_fusion`.
 
     Raises:
         ValueError: invalid sizes or an unknown workspace, and errors of :func:`allreduce_fusion`.
         TypeError, GroupError: as :func:`allreduce_fusion` does.
+        UnsupportedError: an FP4 output.
     """
     op = "trtllm_moe_finalize_allreduce_fusion"
+    _refuse_fp4(op, quant_out, scale_out)
     check_dims(op, "residual_in", residual_in, 2)
     check_tensor(op, "allreduce_in", allreduce_in)
     tokens, hidden = residual_in.shape
     rows = allreduce_in.numel() // max(1, hidden)
+    if routed_scaling_factor is not None:
+        if expert_scale_factor is None:
+            check_tensor(op, "expanded_idx_to_permuted_idx", expanded_idx_to_permuted_idx)
+            expert_scale_factor = residual_in.new_ones(expanded_idx_to_permuted_idx.shape, dtype=torch.float32)
+        check_tensor(op, "expert_scale_factor", expert_scale_factor)
+        expert_scale_factor = expert_scale_factor.float() * routed_scaling_factor
     _fuse_experts(
         op,
         AllReduceFusionPattern.kMoEFinalizeARResidualRMSNorm,
@@ -212,6 +224,11 @@ def trtllm_moe_finalize_allreduce_fusion(
         expert_scale_factor=expert_scale_factor,
         shared_expert_output=shared_expert_output,
     )
+
+
+def _refuse_fp4(op: str, quant_out: torch.Tensor | None, scale_out: torch.Tensor | None) -> None:
+    if quant_out is not None or scale_out is not None:
+        raise UnsupportedError(f"{op}: quant_out: got a tensor, wanted None: there are no FP4 outputs")
 
 
 def _fuse_experts(
