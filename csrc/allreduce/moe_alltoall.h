@@ -65,7 +65,10 @@ inline void moe_dispatch(const Tensor& experts, const Tensor& payload0, const st
     p.payloads[p.count++] = {x.data, x.size(1), 0};
     row_bytes += x.size(1);
   }
+  if (p.ids < -1 || p.ids >= p.count)
+    check.fail("expert_id_payload_index", "got " + std::to_string(p.ids) + ", wanted the number of a payload");
   p.call = moe_call(check, table, Collective::kMoeDispatch, DType::kUInt8, most, row_bytes);
+  p.call.kind |= layout_bits(p);
   const int64_t ranks = p.call.group.ranks;
   if (p.tokens > most || p.tokens > kept.size(0))
     check.fail(selected, "got " + std::to_string(p.tokens) + " tokens, wanted at most " +

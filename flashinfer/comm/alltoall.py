@@ -135,7 +135,8 @@ class _Region(TRTLLMAllReduceFusionWorkspace):
 
     Attributes:
         name: equal on all ranks, and different from that of every other region.
-        dispatched: the most tokens of a rank in the dispatch that awaits its combine, and this rank's tokens.
+        dispatched: the most tokens of a rank in the dispatch that awaits its combine, this rank's tokens, and the
+            ranks of their experts.
         sent, returned: the most bytes that a dispatch and a combine have used.
     """
 
@@ -148,7 +149,7 @@ class _Region(TRTLLMAllReduceFusionWorkspace):
         self._timeout = max(exchange.vote(env.COMM_TIMEOUT.get))
         shares = agree_on_place("MoeAlltoAll", exchange, device, self._slot_bytes)
         library = exchange.run(lambda: load(device, torch.bfloat16, exchange.size))
-        self.dispatched: tuple[int, int] | None = None
+        self.dispatched: tuple[int, int, torch.Tensor] | None = None
         self.sent = self.returned = 0
         with torch.cuda.device(device) if library is not None else nullcontext():
             self._allocate(exchange, library, shares)
@@ -179,8 +180,8 @@ class MoeAlltoAll:
     Rank ``r`` of ``n`` has the experts from ``r * num_experts // n`` on. The constructor is a collective call: all
     ranks get an object, or all raise the same error. Objects of one group with workspaces of equal sizes share one,
     so each layer of a model can make its own object. All calls of a workspace are in one order, on one stream or on
-    streams that wait for each other. :meth:`dispatch` and :meth:`combine` alternate. CUDA graphs hold addresses, so
-    the object must outlive them.
+    streams that wait for each other. :meth:`dispatch` and :meth:`combine` of one object alternate. CUDA graphs hold
+    addresses, so the object must outlive them.
 
     Args:
         mapping: with ``moe_ep_size`` and ``moe_ep_rank``, such as :class:`Mapping`.
@@ -225,8 +226,9 @@ class MoeAlltoAll:
             if (exchange.size, exchange.rank) != (size, rank) or size > MAX_RANKS:
                 wanted = f"rank {exchange.rank} of {exchange.size} as the group has, of {MAX_RANKS} at most"
                 raise value_error(op, "mapping", f"rank {rank} of {size}", wanted)
-            for name, value in (("max_num_tokens", max_num_tokens), ("top_k", top_k)):
-                if value < 1:
+            sizes = dict(max_num_tokens=max_num_tokens, top_k=top_k, workspace_size_per_rank=workspace_size_per_rank)
+            for name, value in sizes.items():
+                if value is not None and value < 1:
                     raise value_error(op, name, value, "a positive number")
             if num_experts < 1 or num_experts % size != 0:
                 raise value_error(op, "num_experts", num_experts, f"a multiple of the {size} ranks")
@@ -234,17 +236,29 @@ class MoeAlltoAll:
                 return workspace_size_per_rank
             if hidden_size is None:
                 raise value_error(op, "hidden_size", None, "a number, or workspace_size_per_rank")
-            row = 2 * hidden_size
-            return moe_a2a_get_workspace_size_per_rank(size, max_num_tokens, row + 8 * top_k, row)
+            return self.get_moe_workspace_size_per_rank(size, top_k, max_num_tokens, hidden_size)
 
         count = exchange.run(check)
         exchange.agree(f"{op}: bytes", count)
         exchange.agree(f"{op}: sizes", (max_num_tokens, num_experts))
         self.max_num_tokens, self.top_k, self.num_experts = max_num_tokens, top_k, num_experts
         where = exchange.run(lambda: _device_outside_captures(op, device))
+        none = (max_num_tokens, top_k), -1
+        self._targets = exchange.run(lambda: torch.full(*none, dtype=torch.int32, device=where))
         self._region: _Region | None = self._shared_region(exchange, count, where)
         self._region.users += 1
-        self._targets = torch.full((max_num_tokens, top_k), -1, dtype=torch.int32, device=where)
+
+    @staticmethod
+    def get_moe_workspace_size_per_rank(
+        ep_size: int, top_k: int, max_num_tokens: int, hidden_size: int, extra_payload_bytes_per_token: int = 0
+    ) -> int:
+        """Return the bytes of a rank that serve 16-bit rows of ``hidden_size``.
+
+        Each token also has an id and a float32 weight for each expert, and ``extra_payload_bytes_per_token``.
+        """
+        row = 2 * hidden_size
+        sent = row + 8 * top_k + extra_payload_bytes_per_token
+        return moe_a2a_get_workspace_size_per_rank(ep_size, max_num_tokens, sent, row)
 
     @staticmethod
     def _shared_region(exchange: Exchange, count: int, device: torch.device) -> _Region:
@@ -286,9 +300,9 @@ class MoeAlltoAll:
             expert_id_payload_index: number of the payload with ids, of int32.
 
         Returns:
-            For each payload a tensor ``[ranks, runtime_max_tokens_per_rank, ...]`` in the workspace, valid until the
-            next call of :meth:`dispatch`. Row ``(s, t)`` is token ``t`` of rank ``s`` if that has an expert here. Other
-            rows keep old bytes.
+            For each payload a tensor ``[ranks, runtime_max_tokens_per_rank, ...]`` in the workspace, valid until this
+            rank calls :meth:`combine`: after that, peers may dispatch. Row ``(s, t)`` is token ``t`` of rank ``s`` if
+            that has an expert here. Other rows keep old bytes.
 
         Raises:
             ValueError: invalid shapes or devices, payloads that do not fit, a dispatch without its combine, or a
@@ -330,7 +344,7 @@ class MoeAlltoAll:
             invalid_token_expert_id or 0,
             None,
         )
-        region.sent, region.dispatched = max(region.sent, end), (most, tokens)
+        region.sent, region.dispatched = max(region.sent, end), (most, tokens, self._targets)
         return [
             region.bytes[place : place + region.world_size * most * one.shape[1]]
             .view(payload.dtype)
@@ -361,8 +375,8 @@ class MoeAlltoAll:
             ``output``. A token without experts gets zeros. After a failure it is NaN.
 
         Raises:
-            ValueError: invalid shapes or devices, a payload that does not fit, no dispatch, or a destroyed object.
-                Nothing was sent.
+            ValueError: invalid shapes or devices, a payload that does not fit, no dispatch, one of another object, or a
+                destroyed object. Nothing was sent.
             TypeError: invalid dtypes.
             GroupError: an earlier call failed, see :meth:`check`. On the CPU, this call.
             GradientError: a tensor requires a gradient.
@@ -371,7 +385,9 @@ class MoeAlltoAll:
         check_dims(op, "payload", payload, 3)
         if region.dispatched is None:
             raise value_error(op, "workspace", "no dispatch", "dispatch() before each combine()")
-        most, tokens = region.dispatched
+        most, tokens, targets = region.dispatched
+        if targets is not self._targets:
+            raise value_error(op, "workspace", "a dispatch of another object", "combine() of the object of dispatch()")
         if runtime_max_tokens_per_rank != most or payload.shape[1] != most:
             got = f"{runtime_max_tokens_per_rank} with a payload of {payload.shape[1]}"
             raise value_error(op, "runtime_max_tokens_per_rank", got, f"{most} as dispatch had")
@@ -381,7 +397,7 @@ class MoeAlltoAll:
             raise value_error(op, "output", f"shape {list(output.shape)}", [tokens, payload.shape[2]])
         count = whole_areas(payload.numel() * payload.itemsize)
         _check_room(op, region, count, region.sent)
-        region._call(_moe_combine, payload, output, self._targets, region._order, region._table, None)
+        region._call(_moe_combine, payload, output, targets, region._order, region._table, None)
         region.returned, region.dispatched = max(region.returned, count), None
         return output
 

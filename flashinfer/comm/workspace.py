@@ -489,5 +489,8 @@ def _call_text(words: list[int]) -> str:
     fusion = fusions[kind >> 9 & 3] if kind & 0x100 else "the sum only"
     if collective := kind >> 12 & 7:
         fusion = OPERATIONS[collective]
+    if count := kind >> 29:  # payloads of MoeAlltoAll.dispatch
+        ids = f", ids in number {(kind >> 26 & 7) - 1}" if kind >> 26 & 7 else ""
+        fusion += f", {count} payloads of layout {kind >> 16 & 0x3FF:03x}{ids}"
     shots = ", in two shots" if kind & 0x800 else ""
     return f"{rows} rows of {row_bytes} bytes, {dtypes.get(kind & 0xFF, '?')}, {fusion}{shots}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import pickle
+import sys
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -64,6 +67,24 @@ def on_threads(size: int, body: Callable[[int], Any]) -> list[Any]:
     return results
 
 
+@contextmanager
+def _undisturbed(device: str) -> Iterator[None]:
+    """Keep a GPU's ranks from waiting for each other on the host. Print the stacks of threads that hang for 30 s.
+
+    A garbage collection between the launches of two ranks could free an object whose end waits for the GPU, on which
+    the first rank waits for the second.
+    """
+    if device == "cuda":
+        gc.disable()
+        faulthandler.dump_traceback_later(30, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        if device == "cuda":
+            faulthandler.cancel_dump_traceback_later()
+            gc.enable()
+
+
 class Ranks:
     """Threads, each with the workspace that ``create(rank, backend)`` returned.
 
@@ -99,7 +120,8 @@ class Ranks:
 
         if self.device == "cuda":
             torch.cuda.synchronize()
-        return on_threads(self.size, call)
+        with _undisturbed(self.device):
+            return on_threads(self.size, call)
 
     def run(self, body: Callable[[int, Any], Any]) -> list[Any]:
         """Return results, and raise the first exception."""

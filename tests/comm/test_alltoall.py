@@ -191,6 +191,30 @@ def test_results_in_the_received_rows(device, make):
         assert torch.equal(outs[rank], x[rank] * times)
 
 
+def test_more_rows_than_a_gpu_holds(device, make):
+    """A rank that waits leaves the device to the others: the kernels after its wait start only when it has ended."""
+    most, hidden, experts = 3000, 64, 8
+    group = make(2, most, 2, experts, hidden_size=hidden)
+    x = [torch.randn(most, hidden, device=device).bfloat16() for _ in range(2)]
+    ids = [torch.randint(0, experts, (most, 2), device=device).int() for _ in range(2)]
+    outs = [torch.full_like(one, 77) for one in x]
+
+    def body(rank: int, one: MoeAlltoAll) -> None:
+        for _ in range(2):
+            if rank == 1:
+                time.sleep(0.1)
+            received = one.dispatch(ids[rank], [x[rank]], most)
+            if rank == 1:
+                time.sleep(0.1)
+            one.combine(received[0], most, output=outs[rank])
+
+    group.run(body)
+    for rank in range(2):
+        targets = ids[rank] // (experts // 2)
+        times = 1 + (targets[:, :1] != targets[:, 1:]).to(torch.bfloat16)
+        assert torch.equal(outs[rank], x[rank] * times)
+
+
 def test_no_tokens(device, make):
     """Ranks may have no tokens, also all of them."""
     group = make(2, 4, 2, 8, hidden_size=16)
@@ -290,22 +314,28 @@ def test_a_rank_that_does_not_arrive(late, device, make, monkeypatch):
 
 def test_another_call_on_one_rank(device, make):
     """Both ranks raise at once, naming both calls."""
-    for change in ("most", "bytes"):
-        group = make(2, 8, 1, 4)
-        x = torch.ones(2, 8, device=device)
-        ids, short = torch.zeros(2, 1, dtype=torch.int32, device=device), x[:, :6].contiguous()
-        calls = [(ids, [x], 4), (ids, [x], 5) if change == "most" else (ids, [short], 4)]
+    x, ids = torch.ones(2, 8, device=device), torch.zeros(2, 1, dtype=torch.int32, device=device)
+    left, right = x[:, :2].contiguous(), x[:, :6].contiguous()
+    for ours, theirs, text, other in (
+        ((ids, [x], 4), (ids, [x], 5), "4 rows of 32 bytes", "5 rows of 32 bytes"),
+        ((ids, [x], 4), (ids, [right], 4), "of 32 bytes", "of 24 bytes"),
+        ((ids, [x], 4), (ids, [left, right], 4), "1 payloads of layout", "2 payloads of layout"),
+        ((ids, [left, right], 4), (ids, [right, left], 4), "2 payloads of layout", "2 payloads of layout"),
+        ((ids, [x, ids], 4), (ids, [x, ids], 4, -1, 1), "2 payloads of layout", ", ids in number 1"),
+    ):
+        group, calls = make(2, 8, 1, 4), (ours, theirs)
         began = time.monotonic()
 
         def body(rank: int, one: MoeAlltoAll, calls: Any = calls) -> None:
             one.dispatch(*calls[rank])
 
         outcomes = group.outcomes(body)
-        assert time.monotonic() - began < 50, "a rank waited for its time-out"
-        texts = {"most": ("4 rows of 32 bytes", "5 rows of 32 bytes"), "bytes": ("of 32 bytes", "of 24 bytes")}
+        assert time.monotonic() - began < 50, f"a rank waited for its time-out: {outcomes}"
         for rank, one in enumerate(outcomes):
             assert isinstance(one, GroupError) and one.ranks == (1 - rank, rank)
-            assert all(f"{text}, bytes, MoeAlltoAll.dispatch" in str(one) for text in texts[change]), one
+            assert text in str(one) and other in str(one) and "bytes, MoeAlltoAll.dispatch" in str(one), one
+            first, second = str(one).split(f", rank {rank} with ")
+            assert first.partition(" with ")[2] != second, "the text shows no difference"
 
 
 def test_abort(device, make):
@@ -348,6 +378,7 @@ def test_ranks_that_disagree(device):
         (lambda rank: {"num_experts": 8 + 8 * rank}, r"sizes: got \(4, 16\) on rank 1, wanted \(4, 8\)"),
         (lambda rank: {"num_experts": 9}, "num_experts: got 9, wanted a multiple of the 2 ranks"),
         (lambda rank: {"top_k": rank}, "top_k: got 0, wanted a positive number"),
+        (lambda rank: {"workspace_size_per_rank": 0}, "workspace_size_per_rank: got 0, wanted a positive number"),
         (lambda rank: {"hidden_size": None}, "hidden_size: got None, wanted a number, or workspace_size_per_rank"),
         (lambda rank: {"mapping": Mapping(2, 0, tp_size=2, moe_ep_size=2)}, "mapping: got rank 0 of 2, wanted rank 1"),
     ):
@@ -366,10 +397,21 @@ def test_shared_memory_of_objects(device):
     assert larger[0]._region is not first[0]._region and larger[0]._region.name == larger[1]._region.name
     third = made_by(2, device, lambda rank: {})
     assert [one._region for one in third] == [one._region for one in first]
+    ids, x = torch.zeros(1, 2, dtype=torch.int32, device=device), torch.ones(1, 16, device=device)
+    on_threads(2, lambda rank: first[rank].dispatch(ids, [x], 1))
+    with pytest.raises(ValueError, match="workspace: got a dispatch of another object, wanted combine"):
+        third[0].combine(torch.ones(2, 1, 16, device=device), 1)
+    on_threads(2, lambda rank: first[rank].combine(torch.ones(2, 1, 16, device=device), 1))
     for one in (*first, *larger, *third):
         region, users = one._region, one._region.users
         one.destroy(), one.destroy()
         assert region.users == users - 1 and region._is_alive() == (users > 1)
+
+
+def test_sizes():
+    """The two functions of sizes agree. FlashInfer has both names."""
+    rows = MoeAlltoAll.get_moe_workspace_size_per_rank(4, 8, 100, 64, extra_payload_bytes_per_token=4)
+    assert rows == size_per_rank(4, 100, 128 + 64 + 4, 128)
 
 
 def test_set_up_in_a_capture(device):

@@ -51,6 +51,14 @@ struct MoeCombineParams {
   int64_t offset;  // of the area of results, after the headers
 };
 
+// Return bits for the header that differ if ranks divide a token's bytes into other payloads, or mark other
+// ids. The upper half of `kind` has 16 bits: the number of payloads, that of the ids, and a hash of the sizes.
+inline uint32_t layout_bits(const MoeDispatchParams& p) {
+  uint32_t hash = 0;
+  for (int i = 0; i < p.count; ++i) hash = (hash ^ static_cast<uint32_t>(p.payloads[i].row_bytes)) * 0x9e3779b1u;
+  return static_cast<uint32_t>(p.count) << 29 | static_cast<uint32_t>(p.ids + 1) << 26 | hash >> 22 << 16;
+}
+
 FLASHINFER_HD int64_t whole_areas(int64_t bytes) { return (bytes + kAreaBytes - 1) / kAreaBytes * kAreaBytes; }
 
 FLASHINFER_HD uint8_t* region_of(const CommGroup& group, int rank) { return group.inbox[rank] + kHeaderBytes; }

@@ -2,7 +2,9 @@
 //
 // The kernels that move rows wait for nothing. One CTA between them sends and awaits the headers: the end of
 // a kernel orders its rows before that CTA's fence, and the CTA's end orders what it acquired before the next
-// kernel. So grids may exceed what the GPU holds, and ranks that share a GPU need one resident CTA each.
+// kernel. So grids may exceed what the GPU holds, and ranks that share a GPU need one resident CTA each. That
+// CTA does not let the next kernel start early: its CTAs would hold the GPU while this rank waits, and ranks
+// of the same GPU could not send.
 #pragma once
 
 #include <flashinfer/common/moe_alltoall.h>
@@ -82,7 +84,6 @@ static __global__ void __launch_bounds__(kMoeThreads, 3)
 // End a call: send this rank's headers and wait for those of all ranks.
 static __global__ void __launch_bounds__(kCommThreads) moe_meet_kernel(const __grid_constant__ KernelParams p) {
   wait_for_inputs();
-  launch_dependents();
   const uint32_t epoch = call_number(p);
   const Failure failure = earlier_failure(p);
   send_headers(p, p.group.ranks, epoch, failure == 0);
