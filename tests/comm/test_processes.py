@@ -102,6 +102,46 @@ for number in range(60):
     assert torch.equal(all_gather(share, one), total(parts)), (number, rows, hidden)
 one.check()
 """
+# Calls that do not fit a GPU's multiprocessors at once, between small ones, with a late rank, and in graphs.
+LARGE = """
+many, hidden = (600, 8192) if device != "cpu" else (20, 512)
+one, weight = make(tokens=many, hidden=hidden), drawn(1, hidden, 1)[0][0]
+
+def call(x, residual):
+    out = torch.full_like(x, 7)
+    norm = allreduce_fusion(
+        x, one, 1, True, residual_in=residual, residual_out=out, rms_gamma=weight[: x.shape[1]]
+    )
+    rows = x.shape[0] // size * size
+    share = reduce_scatter(x[:rows], one, None, True)
+    return allreduce_fusion(x, one, 0, True), out, norm, all_gather(share, one, None, True)
+
+inputs = []
+for number, tokens in enumerate((many, 1, many - 1, size, many)):
+    columns = hidden if number % 2 else hidden * 7 // 8
+    parts, residual = drawn(tokens, columns), drawn(tokens, columns, 1)[0]
+    inputs.append((parts[rank], residual))
+    time.sleep(0.1 if rank == number % size else 0)
+    got, out, norm, gathered = call(*inputs[-1])
+    last = call(parts[rank][-1:], residual[-1:])
+    want = total(parts)
+    assert torch.equal(got, want) and torch.equal(gathered, want[: tokens // size * size]), number
+    assert torch.equal(out, (want.float() + residual.float()).bfloat16()), number
+    assert all(torch.equal(x[-1], y[0]) for x, y in zip((got, out, norm), last)), number
+if device != "cpu":
+    wanted, graph = [call(*x) for x in inputs], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        replayed = [call(*x) for x in inputs]
+    for number in range(20):
+        time.sleep(0.01 if rank == number % size else 0)
+        graph.replay()
+        eager = call(*inputs[number % 5])
+        assert all(torch.equal(x, y) for x, y in zip(eager, wanted[number % 5])), number
+    for got, want in zip(replayed, wanted):
+        assert all(torch.equal(x, y) for x, y in zip(got, want))
+one.check()
+one.destroy()
+"""
 # Rows of the ranks' experts, ids of all others, and the rows themselves as results: one for each rank of a token.
 EXPERTS = """
 one = MoeAlltoAll(
@@ -252,6 +292,7 @@ def check(size: int, backend: str, way: str) -> None:
         "make": MAKE,
         "calls": CALLS,
         "shares": SHARES,
+        "large": LARGE,
         "experts": EXPERTS,
         "older": OLDER,
         "backend": BACKEND,
@@ -261,7 +302,7 @@ def check(size: int, backend: str, way: str) -> None:
         "after": AFTER,
     }
     said = run(size, backend, steps)
-    for step in ("make", "calls", "shares", "experts", "older", "backend", "split", "after"):
+    for step in ("make", "calls", "shares", "large", "experts", "older", "backend", "split", "after"):
         assert not any("error" in one for one in said[step].values()), said[step]
     assert {one["way"] for one in said["calls"].values()} == {way}
     texts = {one["text"] for one in said["fail"].values()}

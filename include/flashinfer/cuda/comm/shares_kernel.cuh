@@ -62,11 +62,12 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
     }
   };
 
-  uint32_t piece = blockIdx.x;
-  if (piece < p.pieces) push(piece);
-  for (; piece < p.pieces; piece += gridDim.x) {
-    if (piece + gridDim.x < p.pieces) push(piece + gridDim.x);  // one ahead, as in the all-reduce
+  const PieceRange range = piece_range(p, 1);
+  push(range.first);
+  for (uint32_t piece = range.first; piece < p.pieces; piece += range.step) {
+    push(piece + range.step);  // one ahead, as in the all-reduce
     finish(piece);
+    __syncthreads();  // in step, also as there
   }
   end_call(p, ranks, epoch, failure);
 }
@@ -75,9 +76,7 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
 // shares.
 template <typename T, bool kGather, int kRanks, bool kAligned>
 void launch_shares(const AllReduceParams& params, const Launch& where) {
-  KernelParams p = with_addresses(params);
-  set_flat_pieces<T>(p);
-  launch_resident<shares_kernel<T, kRanks, kGather, kAligned>>(p, kPieceThreads, 1, where);
+  launch_flat<shares_kernel<T, kRanks, kGather, kAligned>, T>(with_addresses(params), where);
 }
 
 template <typename T, bool kGather>
