@@ -5,12 +5,11 @@ Only SM100 and newer support them.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from ._compat.refused import declare
+from ._ops.codes import Code
 
 
-class SfLayout(IntEnum):
+class SfLayout(Code):
     """Layout of the scales of a block-scaled tensor."""
 
     layout_128x4 = 0

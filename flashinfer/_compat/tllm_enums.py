@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from .._ops.codes import Code
 
 __all__ = [
     "DEFAULT_SITU_BETA",
@@ -22,7 +22,7 @@ DEFAULT_SITU_BETA = 4.0
 DEFAULT_SITU_LINEAR_BETA = 25.0
 
 
-class ActivationType(IntEnum):
+class ActivationType(Code):
     """Activation between an expert's two products.
 
     A gated one reads two rows of the first weight for each column.
@@ -60,7 +60,7 @@ def is_gated_activation(activation_type: ActivationType | int) -> bool:
     return ActivationType(activation_type).is_gated
 
 
-class RoutingMethodType(IntEnum):
+class RoutingMethodType(Code):
     """Rules that turn scores into experts and weights."""
 
     Default = 0  # softmax, then top k

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import torch
 
 from .._ops.arguments import check_none, check_present
 from .._ops.bind import bind
+from .._ops.codes import Code
 from .._ops.numbers import check_range
 from .._ops.tensors import check_device, check_vector
 
@@ -26,7 +26,7 @@ _LOW = 0xFFFFFFFF
 _MOST_WORDS = 0x7FFFFFFF  # words of a buffer that kernels use
 
 
-class EventType(IntEnum):
+class EventType(Code):
     """The type of an event.
 
     ``kTurn`` stands for two records: the innermost event ends, and this one begins.

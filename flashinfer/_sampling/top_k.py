@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import torch
 
+from .._ops.codes import Code
 from .._ops.errors import value_error
 from . import operators
 from .parameters import check_rows
 
 
-class TopKTieBreak(IntEnum):
+class TopKTieBreak(Code):
     """Rule for elements equal to the k-th largest."""
 
     NONE = 0  # unspecified; here the smallest indices

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from .._ops.codes import Code
 
 __all__ = [
     "AllReduceFusionOp",
@@ -14,7 +14,7 @@ __all__ = [
 ]
 
 
-class AllReduceStrategyType(IntEnum):
+class AllReduceStrategyType(Code):
     """Algorithms of an all-reduce."""
 
     NCCL = 0
@@ -26,14 +26,14 @@ class AllReduceStrategyType(IntEnum):
     LOWPRECISION = 6
 
 
-class AllReduceStrategyConfig(IntEnum):
+class AllReduceStrategyConfig(Code):
     """Flags of a strategy."""
 
     USE_MEMCPY = 1 << 0
     PUSH_MODE = 1 << 1
 
 
-class AllReduceFusionOp(IntEnum):
+class AllReduceFusionOp(Code):
     """Operations of ``trtllm_custom_all_reduce`` after the sum."""
 
     NONE = 0
@@ -48,7 +48,7 @@ class AllReduceFusionOp(IntEnum):
     MOE_FINALIZE_ALLREDUCE_RESIDUAL_RMS_NORM = 9
 
 
-class AllReduceFusionPattern(IntEnum):
+class AllReduceFusionPattern(Code):
     """Operations of ``trtllm_allreduce_fusion`` after the sum."""
 
     kAllReduce = 0
@@ -66,7 +66,7 @@ class AllReduceFusionPattern(IntEnum):
     kMoEFinalizeARResidualRMSNormFP8Quant = 12
 
 
-class QuantizationSFLayout(IntEnum):
+class QuantizationSFLayout(Code):
     """Layout of the scales of a block-scaled tensor."""
 
     SWIZZLED_128x4 = 0
