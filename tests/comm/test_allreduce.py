@@ -345,7 +345,7 @@ def test_graphs_replay(device, make_group):
             with torch.cuda.graph(graphs[number][rank], stream=group.streams[rank]):
                 for _ in range(3):
                     call(rank, group.workspaces[rank], number, norms)
-    order = [random.randrange(len(shapes)) for _ in range(100)]
+    order = [random.randrange(len(shapes)) for _ in range(1_000)]
 
     def body(rank: int, workspace: Any) -> None:
         for count, number in enumerate(order):

@@ -12,6 +12,7 @@ import torch
 
 from flashinfer.comm.alltoall import MAX_PAYLOADS, Mapping, MnnvlConfig, MoeAlltoAll
 from flashinfer.comm.alltoall import moe_a2a_get_workspace_size_per_rank as size_per_rank
+from flashinfer.comm.workspace import EPOCH_WORDS
 from flashinfer.errors import CaptureError, GradientError, GroupError
 
 from ..conftest import DTYPES
@@ -310,6 +311,41 @@ def test_a_rank_that_does_not_arrive(late, device, make, monkeypatch):
     after = Call(again, 4, 2, 12, 8, torch.float32)
     again.run(lambda rank, one: after.run(rank, one, keep=False))
     after.check_sums()
+
+
+def test_a_call_too_many_on_one_rank(device, make, monkeypatch):
+    """It ends within its bound, and the other rank's results are right."""
+    monkeypatch.setenv("FLASHINFER_COMM_TIMEOUT", "2")
+    group = make(2, 4, 2, 8)
+    call, more = (Call(group, 4, 2, 8, 8, torch.float32) for _ in range(2))
+
+    def body(rank: int, one: MoeAlltoAll) -> None:
+        call.run(rank, one, keep=False)
+        if rank == 1:
+            more.dispatch(rank, one)
+
+    first, second = group.outcomes(body)
+    assert first is None and str(second) == "MoeAlltoAll.dispatch: rank 0 did not arrive within 2 s in call 2"
+    call.check_sums()
+
+
+def test_two_streams_at_once(device, make):
+    """A call whose number changes while it waits shares the memory with another."""
+    group = make(2, 4, 1, 4)
+    x, ids = torch.ones(2, 8, device=device), torch.zeros(2, 1, dtype=torch.int32, device=device)
+    state = group.workspaces[0]._region._state
+    number, side = torch.ones_like(state), torch.cuda.Stream() if device == "cuda" else None
+
+    def body(rank: int, one: MoeAlltoAll) -> None:
+        if rank == 1:
+            time.sleep(0.5)
+            with torch.cuda.stream(side):  # changes nothing on the CPU
+                state[:EPOCH_WORDS].copy_(number[:EPOCH_WORDS])
+            time.sleep(0.1)
+        one.dispatch(ids, [x], 4)
+
+    first, second = group.outcomes(body)
+    assert str(first) == "MoeAlltoAll.dispatch: two streams used the workspace at once in call 0" and second is None
 
 
 def test_another_call_on_one_rank(device, make):

@@ -273,6 +273,31 @@ def test_a_step_that_fails_on_one_rank(step, nothing_left, monkeypatch):
         one.destroy()
 
 
+def test_a_gpu_without_memory(device, monkeypatch):
+    """No memory on one rank: all ranks raise both reasons, and the device works on."""
+    if device != "cuda":
+        pytest.skip("needs a GPU")
+    original, failing = _memory.Library.address, threading.local()
+
+    def fail(self: Any, name: str, *arguments: Any) -> int:
+        if name in ("create", "ipc_create") and getattr(failing, "here", False):
+            raise RuntimeError(f"{name}: out of memory")
+        return original(self, name, *arguments)
+
+    monkeypatch.setattr(_memory.Library, "address", fail)
+
+    def change(rank: int) -> dict[str, Any]:
+        failing.here = rank == 1
+        return {}
+
+    assert_all_raise(
+        make(3, change, device), RuntimeError, "by descriptors: create: out of memory; by cudaIpc: ipc_create"
+    )
+    failing.here = False
+    for one in make(2, device=device):
+        one.destroy()
+
+
 def test_memory_that_does_not_arrive(nothing_left, monkeypatch):
     """Each rank maps memory, but not that of its peers."""
     monkeypatch.setattr(_memory, "exchange_descriptors", lambda own, exchange, undo: [own] * exchange.size)
