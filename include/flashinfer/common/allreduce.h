@@ -38,21 +38,21 @@ constexpr int64_t kPartBytes = 16;  // rows are padded to multiples of it
 constexpr uint32_t kEmpty = 0xffffffffu;
 constexpr uint32_t kReplacement = 0xffff7fffu;  // sent instead of a payload word that equals kEmpty
 
-// Threads of a CUDA kernel. A CTA, or a cluster that has a row of the norm, sends and adds one piece at a time,
-// with one part in each thread.
+// Threads of a CUDA kernel. A CTA, or a cluster that has a row of the norm, sends and adds one piece at a
+// time, with one part in each thread.
 // - If all parts fit the SMs at once, small CTAs have the lowest latency: 128 x 4096 with the norm took 7.0 us
 //   with 128 threads, and 7.8 us with 512.
 // - Otherwise large pieces use NVLink better: the sum of 2048 x 8192 took 96 us, with 128 threads 128 us.
-// - With the norm, 1024 threads on an SM cover the latency of its other tensors: 2048 x 8192 took 101 us, with
-//   512 threads 113 us. The sum alone took the same time (96 us).
+// - With the norm, 1024 threads on an SM cover the latency of its other tensors: 2048 x 8192 took 101 us,
+//   with 512 threads 113 us. The sum alone took the same time (96 us).
 // All on two H100, in bfloat16. The bits do not depend on these numbers.
 struct PieceShape {
   int cta_threads, sm_threads;  // at most
 };
 constexpr PieceShape kSmallPieces{128, 512}, kSumPieces{512, 512}, kNormPieces{512, 1024};
 
-// Return the shape for a call of `parts` on `num_sms` SMs. If ranks share a GPU, their CTAs must be resident at
-// the same time, so each takes 512 threads on its SMs.
+// Return the shape for a call of `parts` on `num_sms` SMs. If ranks share a GPU, their CTAs must be resident
+// at the same time, so each takes 512 threads on its SMs.
 inline PieceShape piece_shape(int64_t parts, int num_sms, bool with_norm, bool shares_gpu) {
   if (parts <= int64_t{num_sms} * kSmallPieces.sm_threads) return kSmallPieces;
   return with_norm && !shares_gpu ? kNormPieces : kSumPieces;

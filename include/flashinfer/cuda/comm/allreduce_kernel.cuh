@@ -7,8 +7,9 @@
 // of the norm belongs to a cluster, with one vector per thread, so the form of the sum of squares depends on
 // the row's size only: a row has the same bits in every batch.
 //
-// The floor of a call is 2.2 us, or 2.6 us with the norm, and its bytes at 360 GB/s of NVLink. Sums of 8 MiB and
-// more and norms of 64 MiB and more took at most 1.03 times their floor, and 64 KiB took 1.1 us more (two H100).
+// The floor of a call is 2.2 us, or 2.6 us with the norm, and its bytes at 360 GB/s of NVLink. Sums of 8 MiB
+// and more and norms of 64 MiB and more took at most 1.03 times their floor, and 64 KiB took 1.1 us more (two
+// H100).
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
