@@ -9,17 +9,35 @@
 namespace flashinfer::binding {
 namespace {
 
-// Check the tensors of a quantised norm, and puts them into the parameters.
-void take_quant(const Check& check, AllReduceParams& p, const View& x, NormQuant quant,
-                const std::optional<View>& quant_out, const std::optional<View>& scale_out, QuantScale scale,
-                int64_t group) {
-  if (!quant_out) check.fail("quant_out", "got None, wanted a tensor");
-  check.dtype(*quant_out, {DType::kFloat8E4M3});
-  check.same_shape(*quant_out, x);
-  check.same_device(*quant_out, x);
-  check.contiguous(*quant_out);
-  p.quant = quant, p.quant_out = quant_out->data, p.scale = scale;
-  if (quant == NormQuant::kStatic) return;
+// Arguments of the norm after the sum, and of its quantisation.
+struct NormArguments {
+  const Tensor &residual_in, &weight, &residual_out;
+  const Tensor* norm_out;  // null: not wanted
+  double eps, weight_bias;
+};
+struct QuantArguments {
+  NormQuant form;
+  const Tensor& quant_out;
+  const std::optional<Tensor>& scale_out;
+  double scale;
+  const std::optional<Tensor>& scale_tensor;
+  int64_t group;
+};
+
+// Check the tensors of a quantised norm, and put them into the parameters.
+void take_quant(const Check& check, AllReduceParams& p, const View& x, const QuantArguments& arguments,
+                const View& quant_out, const std::optional<View>& scale_out) {
+  const NormQuant quant = arguments.form;
+  const int64_t group = arguments.group;
+  check.dtype(quant_out, {DType::kFloat8E4M3});
+  check.same_shape(quant_out, x);
+  check.same_device(quant_out, x);
+  check.contiguous(quant_out);
+  p.quant = quant, p.quant_out = quant_out.data;
+  if (quant == NormQuant::kStatic) {
+    p.scale = quant_scale(check, arguments.scale, arguments.scale_tensor, "scale_factor", x);
+    return;
+  }
   if (!scale_out) check.fail("scale_out", "got None, wanted a tensor");
   check.same_device(*scale_out, x);
   check.aligned(*scale_out);
@@ -44,12 +62,8 @@ void take_quant(const Check& check, AllReduceParams& p, const View& x, NormQuant
   p.scale_row_stride = scale_out->stride(0), p.scale_word_stride = scale_out->stride(1);
 }
 
-void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, const std::optional<Tensor>& weight,
-               const std::optional<Tensor>& out, const std::optional<Tensor>& residual_out,
-               const std::optional<Tensor>& norm_out, const std::optional<Tensor>& quant_out,
-               const std::optional<Tensor>& scale_out, const Tensor& order, const Tensor& table, int64_t quant,
-               double scale, const std::optional<Tensor>& scale_tensor, int64_t group, double eps, double weight_bias,
-               int64_t shots, std::optional<bool> enable_pdl) {
+void run(const Tensor& input, const Tensor* out, const NormArguments* norm, const QuantArguments* quant,
+         const Tensor& order, const Tensor& table, int64_t shots, std::optional<bool> enable_pdl) {
   const Check check("allreduce_fusion");
   const View x(input, "input"), ordered(order, "workspace");
   check.rank(x, 2, 2);
@@ -57,9 +71,7 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
   check.contiguous(x);
   check.aligned(x);
   check.same_device(x, ordered);
-  const bool with_norm = weight.has_value();
-  const auto form = static_cast<NormQuant>(quant);
-  if (!with_norm && !out) check.fail("output", "got None, wanted a tensor");
+  const NormQuant form = quant ? quant->form : NormQuant::kNone;
   AllReduceParams p{.group = group_of(check, View(table, "workspace")),
                     .input = x.data,
                     .residual_in = nullptr,
@@ -79,11 +91,11 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
                     .row_bytes = static_cast<uint32_t>(x.size(1) * size_of(x.dtype)),
                     .kind = 0,
                     .two_shots = false,
-                    .eps = eps,
-                    .weight_bias = static_cast<float>(weight_bias),
+                    .eps = norm ? norm->eps : 0.0,
+                    .weight_bias = norm ? static_cast<float>(norm->weight_bias) : 0.0f,
                     .dtype = x.dtype};
   p.two_shots = shots == 0 ? is_faster_in_two_shots(p.group.ranks, p.rows * p.row_bytes) : shots == 2;
-  p.kind = kind_of(x.dtype, with_norm, form, p.two_shots);
+  p.kind = kind_of(x.dtype, norm != nullptr, form, p.two_shots);
   const int64_t row_bytes = padded(p.hidden * size_of(x.dtype));
   if (p.rows > INT32_MAX || row_bytes > INT32_MAX) check.fail(x, "got a size of more than 2^31 - 1");
   if (p.group.ranks > 1 && p.rows * row_bytes > p.group.slot_bytes)
@@ -98,31 +110,28 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
     check.contiguous(arg);
     check.aligned(arg);
   };
-  const auto like_input = [&](const std::optional<Tensor>& tensor, const char* name, std::optional<View>& to) -> void* {
-    if (!tensor) check.fail(name, "got None, wanted a tensor");
-    to.emplace(*tensor, name);
+  const auto like_input = [&](const Tensor& tensor, const char* name, std::optional<View>& to) -> void* {
+    to.emplace(tensor, name);
     same_form(*to);
     return to->data;
   };
   read[0].emplace(x);
-  if (out) p.out = like_input(out, "output", written[0]);
-  if (with_norm) {
-    const View w(*weight, "rms_gamma");
+  if (out) p.out = like_input(*out, "output", written[0]);
+  if (norm) {
+    const View w(norm->weight, "rms_gamma");
     check.shape(w, {p.hidden});
     check.same_dtype(w, x);
     check.same_device(w, x);
     check.contiguous(w);
     check.aligned(w);
     p.weight = w.data;
-    p.residual_in = like_input(residual_in, "residual_in", read[1]);
-    p.residual_out = like_input(residual_out, "residual_out", written[1]);
-    if (norm_out || form == NormQuant::kNone) p.norm_out = like_input(norm_out, "norm_out", written[2]);
-    if (form != NormQuant::kNone) {
-      if (quant_out) written[3].emplace(*quant_out, "quant_out");
-      if (scale_out) written[4].emplace(*scale_out, "scale_out");
-      const QuantScale given =
-          form == NormQuant::kStatic ? quant_scale(check, scale, scale_tensor, "scale_factor", x) : QuantScale{};
-      take_quant(check, p, x, form, written[3], written[4], given, group);
+    p.residual_in = like_input(norm->residual_in, "residual_in", read[1]);
+    p.residual_out = like_input(norm->residual_out, "residual_out", written[1]);
+    if (norm->norm_out) p.norm_out = like_input(*norm->norm_out, "norm_out", written[2]);
+    if (quant) {
+      written[3].emplace(quant->quant_out, "quant_out");
+      if (quant->scale_out) written[4].emplace(*quant->scale_out, "scale_out");
+      take_quant(check, p, x, *quant, *written[3], written[4]);
     }
     for (const auto& one : written)
       if (one) check.no_overlap(*one, w, false);
@@ -136,6 +145,32 @@ void allreduce(const Tensor& input, const std::optional<Tensor>& residual_in, co
   }
   flashinfer::allreduce(p, OnDevice(x, enable_pdl));
   if (!kOnCuda) check_alive(check, p.group);  // the call has ended
+}
+
+const Tensor* pointer_to(const std::optional<Tensor>& tensor) { return tensor ? &*tensor : nullptr; }
+
+void allreduce(const Tensor& input, const Tensor& out, const Tensor& order, const Tensor& table, int64_t shots,
+               std::optional<bool> enable_pdl) {
+  run(input, &out, nullptr, nullptr, order, table, shots, enable_pdl);
+}
+
+void allreduce_norm(const Tensor& input, const Tensor& residual_in, const Tensor& weight,
+                    const std::optional<Tensor>& out, const Tensor& residual_out, const Tensor& norm_out,
+                    const Tensor& order, const Tensor& table, double eps, double weight_bias, int64_t shots,
+                    std::optional<bool> enable_pdl) {
+  const NormArguments norm{residual_in, weight, residual_out, &norm_out, eps, weight_bias};
+  run(input, pointer_to(out), &norm, nullptr, order, table, shots, enable_pdl);
+}
+
+void allreduce_norm_quant(const Tensor& input, const Tensor& residual_in, const Tensor& weight,
+                          const std::optional<Tensor>& out, const Tensor& residual_out,
+                          const std::optional<Tensor>& norm_out, const Tensor& quant_out,
+                          const std::optional<Tensor>& scale_out, const Tensor& order, const Tensor& table,
+                          int64_t quant, double scale, const std::optional<Tensor>& scale_tensor, int64_t group,
+                          double eps, double weight_bias, int64_t shots, std::optional<bool> enable_pdl) {
+  const NormArguments norm{residual_in, weight, residual_out, pointer_to(norm_out), eps, weight_bias};
+  const QuantArguments quantise{static_cast<NormQuant>(quant), quant_out, scale_out, scale, scale_tensor, group};
+  run(input, pointer_to(out), &norm, &quantise, order, table, shots, enable_pdl);
 }
 
 // Runs reduce-scatter, or all-gather. A share is the rows of one rank.
@@ -185,6 +220,8 @@ void all_gather(const Tensor& input, const Tensor& output, const Tensor& order, 
 
 FLASHINFER_LIBRARY(m) {
   m.impl("allreduce", box<binding::allreduce>);
+  m.impl("allreduce_norm", box<allreduce_norm>);
+  m.impl("allreduce_norm_quant", box<allreduce_norm_quant>);
   m.impl("reduce_scatter", box<binding::reduce_scatter>);
   m.impl("all_gather", box<binding::all_gather>);
   m.impl("moe_dispatch", box<binding::moe_dispatch>);

@@ -89,12 +89,12 @@ def routed(name: str, operator: Any, fallback: Fallback | None) -> Callable[...,
                 and is_grad_enabled()
                 and (
                     args[first].requires_grad
-                    or (second and args[second].requires_grad)
-                    or (third and args[third].requires_grad)
-                    or (others and any(args[other].requires_grad for other in others))
+                    or (second and (x := args[second]) is not None and x.requires_grad)
+                    or (third and (x := args[third]) is not None and x.requires_grad)
+                    or (others and any((x := args[other]) is not None and x.requires_grad for other in others))
                 )
             )
-        except AttributeError:  # None for an optional tensor. The operator rejects everything else.
+        except AttributeError:  # None for the first tensor. The operator rejects everything else.
             gradients = any(getattr(args[one], "requires_grad", False) for one in differentiable)
         try:
             if gradients:

@@ -79,7 +79,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "flashinfer::causal_conv1d_backward(Tensor? grad_out, Tensor? grad_final, Tensor x, Tensor weight, Tensor? bias, Tensor? initial_states, Tensor? cu_seqlens, bool silu) -> (Tensor, Tensor, Tensor, Tensor)",
     ),
     "flashinfer.comm.allreduce": (
-        "flashinfer::allreduce(Tensor input, Tensor? residual_in, Tensor? weight, Tensor(a!)? out, Tensor(b!)? residual_out, Tensor(c!)? norm_out, Tensor(d!)? quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant, float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, int shots, bool? enable_pdl) -> ()",
+        "flashinfer::allreduce(Tensor input, Tensor(a!) out, Tensor(b!) order, Tensor table, int shots, bool? enable_pdl) -> ()",
+        "flashinfer::allreduce_norm(Tensor input, Tensor residual_in, Tensor weight, Tensor(a!)? out, Tensor(b!) residual_out, Tensor(c!) norm_out, Tensor(d!) order, Tensor table, float eps, float weight_bias, int shots, bool? enable_pdl) -> ()",
+        "flashinfer::allreduce_norm_quant(Tensor input, Tensor residual_in, Tensor weight, Tensor(a!)? out, Tensor(b!) residual_out, Tensor(c!)? norm_out, Tensor(d!) quant_out, Tensor(e!)? scale_out, Tensor(f!) order, Tensor table, int quant, float scale, Tensor? scale_tensor, int group, float eps, float weight_bias, int shots, bool? enable_pdl) -> ()",
     ),
     "flashinfer.comm.alltoall": (
         "flashinfer::moe_dispatch(Tensor experts, Tensor payload0, Tensor? payload1, Tensor? payload2, Tensor? payload3, Tensor? payload4, Tensor? payload5, Tensor(a!) targets, Tensor(b!) order, Tensor table, int most, int num_experts, int ids, int invalid_id, bool? enable_pdl) -> ()",

@@ -32,21 +32,23 @@ def operators(device: str) -> dict[str, list[tuple[Any, ...]]]:
     x, w = randn(6, 64, device=device), randn(64, device=device)
     workspace = one_rank(device)
 
+    state = (workspace._order, workspace._table)
+
     def last(quant: int, scale: float = 1.0, group: int = 0) -> tuple[Any, ...]:
-        return (workspace._order, workspace._table, quant, scale, None, group, EPS, 0.5, 0, None)
+        return (*state, quant, scale, None, group, EPS, 0.5, 0, None)
 
     fused = (x, x.clone(), w, None, torch.empty_like(x), torch.empty_like(x))
     fp8 = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     return {
-        "allreduce": [
-            (x, None, None, torch.empty_like(x), None, None, None, None, *last(0)),
-            (*fused, None, None, *last(0)),
+        "allreduce": [(x, torch.empty_like(x), *state, 0, None)],
+        "allreduce_norm": [(*fused, *state, EPS, 0.5, 0, None)],
+        "allreduce_norm_quant": [
             (*fused, fp8, None, *last(1, 0.25)),
             (*fused, fp8, x.new_empty(6, 1), *last(2)),
             (*fused, fp8, torch.empty(6, 1, dtype=torch.int32, device=device), *last(3, 1.0, 16)),
         ],
-        "reduce_scatter": [(x, torch.empty_like(x), workspace._order, workspace._table, None)],
-        "all_gather": [(x, torch.empty_like(x), workspace._order, workspace._table, None)],
+        "reduce_scatter": [(x, torch.empty_like(x), *state, None)],
+        "all_gather": [(x, torch.empty_like(x), *state, None)],
         **all_to_all(device),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -224,6 +225,30 @@ def test_a_row_has_the_same_bits_in_every_batch(device, make_group):
     assert_same_bits(torch.cat(alone[1]), norms[0])
     apart = allreduce_fusion(summed(parts), one_rank(device), NORM, residual_in=residual, rms_gamma=weight)
     assert_same_bits(apart, norms[0])
+
+
+@pytest.mark.parametrize("pattern", [SUM, NORM])
+def test_a_call_runs_few_python_functions(pattern, device):
+    """Python takes most of the host's time of an eager call, which a launch on a GPU must not wait for."""
+    x, residual, out = (torch.randn(2, 64, device=device) for _ in range(3))
+    given = dict(output=out) if pattern == SUM else dict(norm_out=out, residual_out=residual, residual_in=residual)
+    given |= dict(rms_gamma=x[0]) if pattern == NORM else {}
+    workspace, events = one_rank(device), list[tuple[str, str]]()
+
+    def record(frame: Any, event: str, _: Any) -> Any:
+        if event in ("call", "exception"):
+            events.append((event, frame.f_code.co_name))
+        return record
+
+    for _ in range(2):  # the first call may load the module
+        events.clear()
+        sys.settrace(record)
+        try:
+            allreduce_fusion(x, workspace, pattern, True, **given)
+        finally:
+            sys.settrace(None)
+    functions = ["allreduce_fusion", "call", "check_tensor", "check_workspace", "is_dynamo_compiling"]
+    assert sorted(events) == [("call", name) for name in functions], events
 
 
 @pytest.mark.parametrize("alias", ["norm in input, residual in place", "residual in input", "norm in residual"])
