@@ -54,7 +54,7 @@ def _least_recently_used(options: argparse.Namespace) -> int:
     limit = env.WORKSPACE_MAX_SIZE.get() if limit is None else limit
     items = collect(root, limit, dry_run=not options.yes)
     show([_row(root, item, options.yes) for item in items], options.json, {"size": size, "used": age})
-    gone = sum(item.size for item in items if item.why and not item.kept)
+    gone = sum(item.size for item in items if item.reason and not item.obstacle)
     left = sum(item.size for item in items) - gone
     write(f"{root}: {size(gone)} {_removed(options.yes)}, {size(left)} left\n")
     if limit is not None and left > limit:
@@ -64,8 +64,8 @@ def _least_recently_used(options: argparse.Namespace) -> int:
 
 
 def _row(root: Path, item: Item, yes: bool) -> dict[str, Any]:
-    fate = "stays" if item.kept or not item.why else _removed(yes)
-    what, why = item.path.relative_to(root), item.kept or item.why
+    fate = "stays" if item.obstacle or not item.reason else _removed(yes)
+    what, why = item.path.relative_to(root), item.obstacle or item.reason
     return {"what": what, "kind": item.kind, "size": item.size, "used": item.used, "fate": fate, "why": why}
 
 

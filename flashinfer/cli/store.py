@@ -105,7 +105,7 @@ def _pulled(one: Store, recorded: RecordedSpec, to: Path | None) -> Row:
         return to / spec.name if to else workspace_directory(workspace(), spec, key, build_key)
 
     def refusal(found: Artifact) -> str | None:
-        return link_refusal(found) if to else here.refuses(found)
+        return link_refusal(found) if to else here.refusal(found)
 
     found, build = None, here.build_key(key)
     if to is None and (found := look_up(spec, recorded.needs).artifact) is not None:

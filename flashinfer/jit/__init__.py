@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .resolve import build_jit_specs as build_jit_specs
 
 # Name -> the file that is imported on its first use.
-_LATE = {"build_jit_specs": "resolve", "ensure": "group", "prefetch": "background"}
+_LAZY = {"build_jit_specs": "resolve", "ensure": "group", "prefetch": "background"}
 __all__ = [
     "JitSpec",
     "MissingJITCacheError",
@@ -38,7 +38,7 @@ __all__ = [
     "gen_jit_spec",
     "stats",
     "subscribe",
-    *_LATE,
+    *_LAZY,
 ]
 
 
@@ -54,11 +54,10 @@ def clear_cache_dir() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        with process.one_step():
-            return getattr(importlib.import_module(f".{_LATE[name]}", __package__), name)
-    # gen_*_module is defined in the file of its family. FlashInfer's other names are at its address,
-    # .attention.
+    if name in _LAZY:
+        with process.without_forks():
+            return getattr(importlib.import_module(f".{_LAZY[name]}", __package__), name)
+    # A family's file defines its gen_*_module. FlashInfer's other names are in .attention.
     if name.startswith(("gen_", "get_")):
         for family in modules.families():
             module = modules.family(family)

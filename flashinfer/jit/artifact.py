@@ -26,7 +26,7 @@ from ..errors import ArtifactError
 from .machine import trust
 from .machine.target import Target
 from .machine.toolchain import Identity
-from .machine.workspace import about, make_private
+from .machine.workspace import make_private, name_in_errors
 from .spec import FORMAT, digest
 
 MANIFEST = "manifest.json"
@@ -66,7 +66,7 @@ def build_key(spec_key: str, target: Target, identity: Identity) -> str:
 
 
 def read(directory: Path, name: str) -> Artifact | str | None:
-    """Read the artifact of a directory. Return a text if it is invalid, ``None`` if there is no manifest."""
+    """Read the artifact of a directory. Return the reason if it is invalid, ``None`` if there is no manifest."""
     try:
         if (refusal := trust.refusal(directory)) is not None:
             return refusal
@@ -92,7 +92,7 @@ def read(directory: Path, name: str) -> Artifact | str | None:
 
 @contextmanager
 def verified(found: Artifact) -> Iterator[int]:
-    """Yield a descriptor of a library whose bytes match the manifest and which nobody else can write.
+    """Yield a descriptor of a library that matches its manifest and that nobody else can write.
 
     Publishing replaces files and never changes them. The bytes stay the same for every process that has the
     file open or mapped.
@@ -127,9 +127,9 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def elf_requirements(path: Path) -> dict[str, str]:
-    """Return the newest symbol versions that a library needs of others: ``{"GLIBC": "2.34", ...}``."""
+    """Return the newest symbol version that a library needs from each other library: ``{"GLIBC": "2.34", ...}``."""
     needs = [(library, number) for library, _, number in (name.partition("_") for name in needed_versions(path))]
-    # The last one of each library remains, which is the newest.
+    # dict() keeps the last version of each library, which is the newest.
     return dict(sorted((need for need in needs if need[1][:1].isdigit()), key=lambda need: _version(need[1])))
 
 
@@ -138,7 +138,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifact:
-    """Make a library and its manifest an artifact at ``destination``, completely or not at all.
+    """Publish a library and its manifest as an artifact at ``destination``, completely or not at all.
 
     The steps are: private directory, fsync, rename. An existing artifact is exchanged in one step, and
     processes that have mapped it keep it.
@@ -146,7 +146,7 @@ def publish(so: Path, manifest: Mapping[str, Any], destination: Path) -> Artifac
     Raises:
         OSError: the destination cannot be written. The error names the path.
     """
-    with about(destination):
+    with name_in_errors(destination):
         return _publish(so, manifest, destination)
 
 
@@ -200,8 +200,8 @@ def _exchange(first: Path, second: Path) -> bool:
     return bool(status == 0)
 
 
-# No ELF package is used: it may import ``pdb``, and so ``code`` and ``cmd``. A program may have modules of these names.
-# The tables are those of the System V ABI and of the Linux Standard Base.
+# An ELF package may import ``pdb``, which imports ``code`` and ``cmd``. A user's modules may have these names, so this
+# file reads ELF itself. The tables are those of the System V ABI and of the Linux Standard Base.
 _VERNEED = 0x6FFFFFFE  # sh_type of .gnu.version_r
 
 
@@ -209,15 +209,15 @@ def needed_versions(path: Path) -> list[str]:
     """Return names of versions such as ``GLIBC_2.34``, in the order of the file.
 
     Raises:
-        ValueError: the file is no ELF file of 64 bits, or is cut short.
+        ValueError: the file is not a 64-bit ELF file, or is truncated.
     """
     data = path.read_bytes()
     if data[:5] != b"\x7fELF\x02" or data[5:6] not in (b"\x01", b"\x02"):
-        raise ValueError(f"{path} is no ELF file of 64 bits")
+        raise ValueError(f"{path} is not a 64-bit ELF file")
     try:
         return list(_versions(data, "<" if data[5] == 1 else ">"))
     except struct.error:
-        raise ValueError(f"{path} is cut short") from None
+        raise ValueError(f"{path} is truncated") from None
 
 
 def _versions(data: bytes, order: str) -> Iterator[str]:

@@ -23,14 +23,14 @@ from .machine.toolchain import find_python
 from .spec import Spec
 
 NICE = 10
-# The child uses this process's current sys.path. Until it has that, it imports nothing from the current
-# directory, whose files may have names of standard modules.
+# The child takes over this process's sys.path. Before that, it imports nothing from the current directory, where a
+# file may have the name of a standard module.
 _CHILD = (
     "import sys; sys.path[:] = filter(None, sys.path); import pickle; sys.path[:] = pickle.load(sys.stdin.buffer);"
     " import flashinfer.jit.background as b; b.main()"
 )
 
-_running = set[subprocess.Popen[bytes]]()  # running children, also those without a waiting process
+_running = set[subprocess.Popen[bytes]]()  # running children, also those whose Prefetch no longer exists
 
 
 def _memory_file() -> BinaryIO:
@@ -39,9 +39,9 @@ def _memory_file() -> BinaryIO:
 
 
 class Prefetch:
-    """Modules in progress.
+    """Modules that a child process fetches and builds.
 
-    A load finds the finished ones and waits for the others as for any other builder.
+    A load finds the finished ones. It waits for the others, as for those of any process that builds.
     """
 
     def __init__(self, specs: Sequence[Spec]) -> None:
@@ -97,8 +97,7 @@ class Prefetch:
 def prefetch(specs: Sequence[Spec]) -> Prefetch:
     """Fetch and build modules in one child process of low priority, under the host's limit of compilers.
 
-    The child ends with this process. It writes its events to ``FLASHINFER_JIT_EVENTS``, with its process
-    number.
+    The child ends with this process. It writes its events to ``FLASHINFER_JIT_EVENTS``, with its own pid.
     """
     return Prefetch(specs)
 

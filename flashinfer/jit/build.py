@@ -45,11 +45,11 @@ from .machine.workspace import roots, workspace, write_atomically
 from .ninja import is_plain, links, objects, render_config, render_graph, render_spec
 from .report import guarded, say
 from .spec import Spec, closure, digest
-from .worker import RUN, UNIT, file_digest, is_shared, is_up_to_date, read_depfile, read_note_at
+from .worker import RUN, UNIT, file_digest, is_held, is_up_to_date, read_depfile, read_note_at
 
 # tempfile takes a lock in its first call. A fork meanwhile would leave it locked in the child. So make that call here.
 # It fails and creates nothing.
-with process.one_step(), suppress(OSError):
+with process.without_forks(), suppress(OSError):
     tempfile.mkdtemp(dir=os.devnull)
 
 TICK = 1000  # milliseconds without output after which the display is updated anyway
@@ -105,9 +105,9 @@ class Session:
         build.
         """
         run = Run(holds, self.root, self.timeline)
-        place = run.folder / run.directory(next(iter(holds)))
+        directory = run.folder / run.directory(next(iter(holds)))
         try:
-            run(self.verbose, self.watch or ConsoleProgress([request.spec for request in holds], str(place)))
+            run(self.verbose, self.watch or ConsoleProgress([request.spec for request in holds], str(directory)))
         except OSError as err:
             for request in holds:
                 error = failure(request.spec.name, "cannot build", err, self.root)
@@ -138,7 +138,7 @@ class Run:
         self.root, self.folder = root, root / "build"
         self.answers = dict[BuildRequest, Artifact | Rejected]()
         self.ninja_lines: list[str] = []  # output of ninja itself
-        self.linked = dict[str, str]()  # link in the build directory -> its folder, which messages name instead
+        self.linked = dict[str, str]()  # link in the build directory -> the folder that messages name instead
         # Request -> output file -> output.
         self.units: dict[BuildRequest, dict[str, _UnitOutput]] = {request: {} for request in holds}
         self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
@@ -154,7 +154,7 @@ class Run:
     def _wait_for_killed_builder(self, request: BuildRequest) -> None:
         """Wait for the compilers of a killed builder. If they do not end soon, build in another directory."""
         deadline = time.monotonic() + SETTLE
-        while is_shared(self.folder / self.directory(request) / RUN):
+        while is_held(self.folder / self.directory(request) / RUN):
             if time.monotonic() >= deadline:
                 self.holds[request].renew()
             time.sleep(0.01)
@@ -202,20 +202,20 @@ class Run:
         slots = runtime_directory() or self.folder / run_directory  # the fallback limits only this build
         for request in self.holds:
             spec, directory = request.spec, self.directory(request)
-            place = self.folder / directory
-            (place / f"{spec.name}.so").unlink(missing_ok=True)
+            path = self.folder / directory
+            (path / f"{spec.name}.so").unlink(missing_ok=True)
             for folder, link in links(spec).items():
-                _link(folder, place / link)
+                _link(folder, path / link)
                 self.linked[f"{directory}/{link}"] = folder
             text = render_spec(spec, request.target, directory, links(spec), os.path.realpath(self.folder))
-            write_atomically(place / "build.ninja", os.fsencode(text))
+            write_atomically(path / "build.ninja", os.fsencode(text))
             if spec.template:
-                write_atomically(place / spec.config_header, render_config(spec).encode())
+                write_atomically(path / spec.config_header, render_config(spec).encode())
             past = past_of(spec.name)
-            made = self._output_names(request).items()
-            expected = {Path(file).name: expected_memory(past, source) for file, source in made}
+            outputs = self._output_names(request).items()
+            expected = {Path(file).name: expected_memory(past, source) for file, source in outputs}
             run = {"alive": alive_pipe, "slots": str(slots / "slots"), "limit": self.timeline.jobs}
-            write_atomically(place / RUN, json.dumps({**run, "expected": expected}).encode())
+            write_atomically(path / RUN, json.dumps({**run, "expected": expected}).encode())
         modules = {self.directory(request): request.spec for request in self.holds}
         toolchain = replace(
             toolchain,
@@ -263,14 +263,14 @@ class Run:
     def _unit_ended(self, request: BuildRequest, file: str, code: int) -> None:
         self.progress.done += 1
         ended = sum(unit.code is not None for unit in self.units[request].values())
-        self.holds[request].tell(done=ended, total=request.steps)
+        self.holds[request].update_note(done=ended, total=request.steps)
         if code == 0 and file.endswith(f"/{request.spec.name}.so"):
             self._finish(request, self._publish(request, self.folder / file))
 
     def _finish(self, request: BuildRequest, answer: Artifact | Rejected) -> None:
         self.answers[request] = answer
         self.progress.left = tuple(other.spec.name for other in self.holds if other not in self.answers)
-        # A failed unit may have been killed while its compiler still writes: the next build needs another directory.
+        # A killed unit may have left a compiler that still writes. The next holder gets the same directory, and waits.
         hold = self.holds[request]
         hold.release() if isinstance(answer, Artifact) else hold.abandon()
 
@@ -282,8 +282,9 @@ class Run:
         try:
             check_dependencies(spec, self.folder, directory)
             fields, sha256 = spec.fields(), file_digest(library)
-            made = all(is_up_to_date(file, str(self.folder)) for file in objects(spec, directory))
-            if digest(fields) != request.key or not made or sha256 != read_note_at(f"{library}.json").get("object"):
+            up_to_date = all(is_up_to_date(file, str(self.folder)) for file in objects(spec, directory))
+            recorded = read_note_at(f"{library}.json").get("object")
+            if digest(fields) != request.key or not up_to_date or sha256 != recorded:
                 raise BuildError(spec.name, "a source, a header or an object changed during the build; build again")
             manifest = {
                 **fields,
@@ -396,7 +397,7 @@ def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
         BuildError: it does not cover one, for example because the ``#include`` names a macro.
     """
     known = [*closure(spec.scan_roots(), spec.include_dirs), f"{folder}/{directory}/{spec.config_header}"]
-    texts = [os.fsdecode((folder / f"{made}.d").read_bytes()) for made in objects(spec, directory)]
+    texts = [os.fsdecode((folder / f"{file}.d").read_bytes()) for file in objects(spec, directory)]
     read = {os.path.realpath(folder / name) for text in texts for name in read_depfile(text)}
     roots = [os.path.realpath(path) for path in (*map(os.path.dirname, spec.source_paths()), *spec.include_dirs)]
     for path in sorted(read - {os.path.realpath(path) for path in known}):

@@ -1,8 +1,8 @@
-"""Events of modules: for subscribers, a file and the logger, and as sums.
+"""Events of modules: subscribers, a file and the logger receive them, and ``stats`` sums them.
 
 Kinds: ``hit`` (``path``), ``miss`` (``reason``), ``fetch`` (``url``, ``bytes``), ``wait`` (``owner``),
-``compile`` and ``load`` (``path``). All have ``ms``: the duration of the lookup, the read of a store, the
-wait since the last event of the same wait, and so on.
+``compile`` and ``load`` (``path``). ``ms`` is the duration of the lookup, fetch, compilation or load. For a wait, it is
+the time since the last event of that wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .report import log, say
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to one module: ``time`` in seconds since 1970, ``ms`` in milliseconds."""
+    """One event of one module: ``time`` in seconds since 1970, ``ms`` in milliseconds."""
 
     kind: str
     module: str
@@ -82,7 +82,7 @@ def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
     for callback in tuple(_subscribers):
         try:
             callback(event)
-        except Exception:  # a subscriber must not change the fate of the module
+        except Exception:  # a subscriber's error must not fail the module
             log(logging.ERROR, "a subscriber failed on %s of %s", kind, module, error=True)
     if (file := env.JIT_EVENTS.get()) is not None:
         _append(file, {**vars(event), **detail})
@@ -94,7 +94,7 @@ def emit(kind: str, module: str, ms: float = 0.0, **detail: Any) -> None:
 
 
 def _append(file: Path, line: dict[str, Any]) -> None:
-    """Append one line in one write, which the kernel does not mix with those of other processes."""
+    """Append one line in one write, which the kernel does not mix with other processes' writes."""
     del line["detail"]
     data = json.dumps(line, default=str).encode() + b"\n"
     try:

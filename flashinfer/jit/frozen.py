@@ -1,7 +1,7 @@
 """Conditions that forbid work on modules: a freeze, and the capture of a CUDA graph.
 
-After a freeze a missing module is an error, not a build. Existing modules still work. A capture allows neither
-builds nor loads, and CUDA's own error would end it.
+After a freeze a missing module is an error, not a build. Existing modules still work. During a capture, a build or a
+load would cause an error of CUDA, which ends the capture.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def forbidden_by() -> str | None:
 
 
 def check(name: str, reason: str) -> None:
-    """Raise before a build that is forbidden. ``reason``: why the module has to be built.
+    """Raise if builds are forbidden. ``reason``: why the module has to be built.
 
     Raises:
         JitFrozenError: builds are forbidden.
@@ -59,7 +59,7 @@ def check(name: str, reason: str) -> None:
         return
     frames = [frame for frame in traceback.extract_stack()[:-1] if f"{os.sep}torch{os.sep}" not in frame.filename]
     callers = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
-    # The public call: the first function of this package after the last line outside of it.
+    # The public call: the first function of this package after the last one outside of it.
     entered = frames[frames.index(callers[-1]) + 1 :] if callers else frames
     raise JitFrozenError(name, by, reason, entered[0].name if entered else "", tuple(callers))
 

@@ -34,15 +34,15 @@ OLD = 86400.0  # seconds: every build writes a file at least once a day
 class Item:
     """A directory of the workspace: an ``artifact``, or files that a ``build`` used or left.
 
-    ``why``: the reason to remove it, or empty. ``kept``: the reason that it was not removed, or empty.
+    ``reason``: why to remove it, or empty. ``obstacle``: why it was not removed, or empty.
     """
 
     path: Path
     kind: str
     size: int
     used: float
-    why: str = ""
-    kept: str = ""
+    reason: str = ""
+    obstacle: str = ""
 
 
 def collect(root: Path, max_size: int | None = None, dry_run: bool = False, patience: float = PATIENCE) -> list[Item]:
@@ -67,13 +67,13 @@ def _collect(root: Path, max_size: int | None, dry_run: bool) -> list[Item]:
     total = sum(item.size for item in items)
     for item in items:
         if item.kind == "artifact" and max_size is not None and total > max_size:
-            kept = "just built or used" if now - item.used < RECENT else _in_use(item.path, mapped())
-            item = replace(item, why="workspace over its size limit", kept=kept)
+            obstacle = "just built or used" if now - item.used < RECENT else _in_use(item.path, mapped())
+            item = replace(item, reason="workspace over its size limit", obstacle=obstacle)
         elif item.kind != "artifact" and (now - item.used > OLD or item.path.parent.name == "trash"):
-            item = replace(item, why="left over")
-        if item.why and not item.kept:
-            item = item if dry_run else replace(item, kept=_remove(item.path, root / "trash"))
-            total -= item.size if not item.kept else 0
+            item = replace(item, reason="left over")
+        if item.reason and not item.obstacle:
+            item = item if dry_run else replace(item, obstacle=_remove(item.path, root / "trash"))
+            total -= item.size if not item.obstacle else 0
         result.append(item)
     return result
 
@@ -87,7 +87,9 @@ def collect_in_background() -> None:
 
     def run() -> None:
         gone = [
-            item for item in collect(root, limit, patience=0) if item.kind == "artifact" and item.why and not item.kept
+            item
+            for item in collect(root, limit, patience=0)
+            if item.kind == "artifact" and item.reason and not item.obstacle
         ]
         if gone:
             # Logged, not printed: a process that ends while another thread holds its standard error is

@@ -44,8 +44,8 @@ class RankState:
     """
 
     host: str
-    wants: dict[str, str]
-    lacks: dict[str, str]
+    modules: dict[str, str]
+    missing: dict[str, str]
     publishes: bool
 
 
@@ -79,9 +79,9 @@ def ensure(specs: Sequence[Spec], group: Any = None, timeout: float | None = Non
         for spec in dict.fromkeys(specs):
             record(spec)
             found[spec] = look_up(spec)
-        lacks = {spec.name: Machine(spec).build_key(one.key) for spec, one in found.items() if one.artifact is None}
+        missing = {spec.name: Machine(spec).build_key(one.key) for spec, one in found.items() if one.artifact is None}
         publishes = env.STORE.is_set and env.STORE_PUBLISH.get()
-        return RankState(_host(), {spec.name: one.key for spec, one in found.items()}, lacks, publishes)
+        return RankState(_host(), {spec.name: one.key for spec, one in found.items()}, missing, publishes)
 
     try:
         states = session.round(state)
@@ -106,50 +106,50 @@ def _host() -> str:
 
 
 def _is_done(states: Iterable[RankState]) -> bool:
-    return not any(one.lacks for one in states)
+    return not any(one.missing for one in states)
 
 
 def assign(states: Mapping[int, RankState]) -> dict[int, set[str]]:
     """Map each rank to the modules that it builds.
 
-    The lowest rank of a host builds the missing modules of the host. If all of these ranks publish, hosts with equal
-    build keys divide the modules and fetch the rest afterwards.
+    The lowest rank of a host, its leader, builds the missing modules of the host. If all leaders publish, hosts with
+    equal build keys divide the modules, and each fetches the rest afterwards.
     """
-    leaders, lacks = dict[str, int](), dict[int, dict[str, str]]()
+    leaders, missing = dict[str, int](), dict[int, dict[str, str]]()  # host -> leader, leader -> modules of its host
     for rank, one in sorted(states.items()):
-        lacks.setdefault(leaders.setdefault(one.host, rank), {}).update(one.lacks)
-    together = all(states[rank].publishes for rank in lacks)
+        missing.setdefault(leaders.setdefault(one.host, rank), {}).update(one.missing)
+    all_publish = all(states[rank].publishes for rank in missing)
     result = {rank: set[str]() for rank in states}
-    for number, name in enumerate(sorted({name for one in lacks.values() for name in one})):
-        for rank, own in lacks.items():
+    for number, name in enumerate(sorted({name for one in missing.values() for name in one})):
+        for rank, own in missing.items():
             # A host without tools builds nothing. It fetches the build of a host with the same archs.
-            alike = [other for other in lacks if (key := lacks[other].get(name)) and key == (own.get(name) or key)]
-            if name in own and (not together or not alike or alike[number % len(alike)] == rank):
+            equal = [other for other in missing if (key := missing[other].get(name)) and key == (own.get(name) or key)]
+            if name in own and (not all_publish or not equal or equal[number % len(equal)] == rank):
                 result[rank].add(name)
     return result
 
 
-def difference(states: Mapping[int, RankState], names: Sequence[int]) -> GroupError | None:
+def mismatch(states: Mapping[int, RankState], ranks: Sequence[int]) -> GroupError | None:
     """Return an error if a rank has other modules than the first rank.
 
-    ``names``: the numbers of the ranks.
+    ``ranks``: the global ranks of the group's members, for the text.
     """
-    first = states[0].wants
+    first = states[0].modules
     for rank, one in sorted(states.items()):
-        for name in sorted(first.keys() | one.wants.keys()):
-            if first.get(name) == one.wants.get(name):
+        for name in sorted(first.keys() | one.modules.keys()):
+            if first.get(name) == one.modules.get(name):
                 continue
             what = (
                 "asks for"
                 if name not in first
                 else "does not ask for"
-                if name not in one.wants
+                if name not in one.modules
                 else "has other sources of"
             )
-            but = "which" if name not in first or name not in one.wants else "than"
+            but = "which" if name not in first or name not in one.modules else "than"
             does = "" if but == "than" else " does not" if name not in first else " does"
-            text = f"rank {names[rank]} {what} module {name!r}, {but} rank {names[0]}{does}"
-            return GroupError(text.replace(", than", " than"), (names[rank],))
+            text = f"rank {ranks[rank]} {what} module {name!r}, {but} rank {ranks[0]}{does}"
+            return GroupError(text.replace(", than", " than"), (ranks[rank],))
     return None
 
 
@@ -168,14 +168,15 @@ class _Session:
         number = _calls[group.group_name] = _calls.get(group.group_name, 0) + 1
         self.store: Any = c10d._get_process_group_store(group)
         self.prefix, self.number = f"flashinfer/ensure/{number}", 0
-        own = _timeout(group)
-        self.timeout = own if timeout is None else timeout
+        group_timeout = _timeout(group)
+        self.timeout = group_timeout if timeout is None else timeout
         self.deadline = time.monotonic() + self.timeout
         self.thread = threading.Thread(target=self._collect, name="flashinfer-ensure", daemon=True)
         if self.rank == 0:
-            if self.timeout > own:
+            if self.timeout > group_timeout:
                 say(
-                    f"ensure may wait for {self.timeout:g} s, the group's own time-out is {own:g} s: other ranks may give up first"
+                    f"ensure may wait for {self.timeout:g} s, the group's own time-out is {group_timeout:g} s:"
+                    " other ranks may give up first"
                 )
             self.thread.start()
 
@@ -243,7 +244,7 @@ class _Session:
                 failed = [results[rank][1] for rank in sorted(results) if results[rank][1] is not None]
                 error = failed[0] if failed else error
                 if number == 1 and error is None:
-                    error = difference(values, self.names)
+                    error = mismatch(values, self.names)
                 self.store.set(f"{self.prefix}/{number}", pickle.dumps((values, error)))
                 if error is not None or (number == 1 and _is_done(values.values())):
                     break

@@ -23,10 +23,12 @@ from .spec import Spec
 from .worker import cpu_limit
 
 LINK = "link"  # the step that makes the library
-_UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes without a history, for steps other than the C++ compiler
+_UNKNOWN = {".cu": 2 << 30, LINK: 256 << 20}  # bytes that a step without a history needs; C++ files need 1 GiB
 
 
 class Past(NamedTuple):
+    """Time and peak memory of a step's last run."""
+
     seconds: float
     peak_rss_bytes: int
 
@@ -60,8 +62,8 @@ def estimate(spec: Spec) -> float | None:
     past = past_of(spec.name)
     if not all(file in past for file in (*spec.units(), LINK)):
         return None
-    took = [past[file].seconds for file in spec.units()]
-    return max(*took, sum(took) / compilers()) + past[LINK].seconds
+    durations = [past[file].seconds for file in spec.units()]
+    return max(*durations, sum(durations) / compilers()) + past[LINK].seconds
 
 
 def compilers(wanted: int | None = None) -> int:
@@ -114,12 +116,12 @@ def trace_events(timeline: Timeline) -> dict[str, Any]:
         add("M", "thread_name", first, lane + 1, args={"name": f"slot {lane}"})
     for number, unit in enumerate(timeline.units):
         args = {"module": unit.module, "source": unit.source, "peak MiB": unit.peak_rss_bytes >> 20}
-        name, took = f"{unit.module}/{unit.name}", round((unit.end - unit.start) * 1e6)
+        name, duration = f"{unit.module}/{unit.name}", round((unit.end - unit.start) * 1e6)
         if unit.kind == "wait":  # waits overlap: a pair of asynchronous events needs no lane
             add("b", name, unit.start, 0, cat="wait", id=number, args=args)
             add("e", name, unit.end, 0, cat="wait", id=number)
         else:
-            add("X", name, unit.start, unit.lane + 1, cat=unit.kind, dur=took, args=args)
+            add("X", name, unit.start, unit.lane + 1, cat=unit.kind, dur=duration, args=args)
     for at, size in memory(timeline.units):
         add("C", "memory, at most", at, 0, args={"MiB": size >> 20})
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(first))
@@ -149,7 +151,7 @@ def save_timeline(timeline: Timeline, root: Path) -> None:
             old.unlink(missing_ok=True)
 
 
-EVERY = 10.0  # seconds between lines without a terminal
+REPORT_INTERVAL = 10.0  # seconds between lines without a terminal
 
 
 @dataclass
@@ -169,9 +171,9 @@ class ConsoleProgress:
     """Display of a build at run time: one changing line on a terminal, a line every 10 seconds elsewhere."""
 
     def __init__(self, specs: Sequence[Spec], place: str) -> None:
-        took = [estimate(spec) for spec in specs]
+        durations = [estimate(spec) for spec in specs]
         # Modules share the CPUs, so the sum of their times estimates all of them.
-        self.estimate = sum(filter(None, took)) if None not in took else None
+        self.estimate = sum(filter(None, durations)) if None not in durations else None
         names = ", ".join(spec.name for spec in specs[:8]) + ", ..." * (len(specs) > 8)
         files = sum(len(spec.units()) for spec in specs)
         about = f", about {self.estimate:.0f} s" if self.estimate else ""
@@ -186,6 +188,6 @@ class ConsoleProgress:
         if self.on_terminal:
             # The next line overwrites this one. At the end the line is cleared.
             write(f"\r\x1b[Kflashinfer: {text}" if progress.left else "\r\x1b[K")
-        elif now - self.last >= EVERY:
+        elif now - self.last >= REPORT_INTERVAL:
             self.last = now
             say(text)

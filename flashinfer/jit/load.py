@@ -148,7 +148,7 @@ def map_library(found: Artifact, descriptor: int) -> None:
     # then return the old library. So each load uses a new name.
     name = f"/proc/self/fd/{'./' * next(_numbers)}{descriptor}"
     try:
-        with process.one_step():  # no fork meanwhile: the child would inherit locked locks of the linker and torch
+        with process.without_forks():  # no fork meanwhile: the child would inherit locked locks of the linker and torch
             library = ctypes.CDLL(name if os.path.exists(name) else str(found.path))
     except OSError as err:
         cause = str(err).replace(name, found.path.name)

@@ -2,8 +2,8 @@
 
 Locks save work, but nothing breaks without them. A token in the note names the build directory. The next
 holder of the lock resumes in that directory, while another host, user or container builds in its own. No
-child of a builder inherits its lock. Compilers end with their builder (see ``worker``), and until they have,
-nobody else builds in their directory.
+child of a builder inherits its lock. Compilers end with their builder (see ``worker``). Until they
+have ended, nobody else builds in their directory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ..errors import JitTimeoutError, ReentrantBuildError
 from .events import emit
 from .machine import trust
 from .report import say
-from .worker import open_lock, read_note_at, trouble, try_lock, write_note
+from .worker import open_lock, process_problem, read_note_at, try_lock, write_note
 
 FIRST_REPORT, NEXT_REPORTS = 10.0, 30.0  # seconds of waiting before a report, and between later ones
-PATIENCE = 30.0  # seconds that an owner may be stopped, or gone without its lock, before others build
+PATIENCE = 30.0  # seconds before others build for an owner that is stopped, or that ended and still has the lock
 POLL, LOOKUP_INTERVAL = 0.05, 0.5  # seconds between two attempts, and between two lookups
 
 
@@ -55,23 +55,25 @@ def runtime_directory() -> Path | None:
                 path.mkdir(mode=0o700)
                 path.chmod(0o700)  # whatever the umask
             status = path.lstat()
-            # In a directory that everybody can write, another user may have made it first.
+            # If everybody can write ``base``, another user may have made the directory first.
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
                 return path
     return None
 
 
 class Hold:
-    """A build that this process owns: its lock (``None`` without locks), and a note with a token."""
+    """A build that this process owns: its note, and its lock (``None`` on a file system without locks)."""
 
     def __init__(self, module: str, lock: FileLock | None = None, claim: _Claim | None = None) -> None:
         self.lock, self.claim = lock, claim
         self.note = dict[str, Any]()
         before = read_note_at(_note_path(lock.lock_file)) if lock is not None else {}
         # A note from an image or a copied disk does not count, because its directory may be in use elsewhere.
-        known = before.get("token") if before.get("place") == pid_namespace() else None
-        token = known if isinstance(known, str) and known.isalnum() else _new_token()
-        self.tell(token=token, module=module, host=socket.gethostname(), pid=os.getpid(), place=pid_namespace())
+        known_token = before.get("token") if before.get("namespace") == pid_namespace() else None
+        token = known_token if isinstance(known_token, str) and known_token.isalnum() else _new_token()
+        self.update_note(
+            token=token, module=module, host=socket.gethostname(), pid=os.getpid(), namespace=pid_namespace()
+        )
 
     @property
     def token(self) -> str:
@@ -79,9 +81,9 @@ class Hold:
 
     def renew(self) -> None:
         """Build in a new directory."""
-        self.tell(token=_new_token())
+        self.update_note(token=_new_token())
 
-    def tell(self, **more: str | int) -> None:
+    def update_note(self, **more: str | int) -> None:
         """Update the note for processes that wait and for the next holder."""
         self.note |= more
         if self.lock is not None and self.lock.is_locked:  # not so in a forked child
@@ -111,10 +113,12 @@ def _new_token() -> str:
 
 
 def try_hold(name: str, module: str, generation: int = 0, patience: float = 0.0) -> Hold | None:
-    """Return the named build, or ``None`` while another owner has it. Without locks it is always returned.
+    """Take the lock ``name`` and return its hold, or ``None`` while another process has the lock.
+
+    On a file system without locks, return a hold without a lock.
 
     Raises:
-        ReentrantBuildError: this thread already has it further up its stack, and would wait for itself.
+        ReentrantBuildError: this thread already has the lock further up its stack, and would wait for itself.
     """
     if (name, threading.get_ident()) in _claims:
         raise ReentrantBuildError(module)
@@ -143,7 +147,7 @@ def exclusive(what: str, patience: float = 0.0) -> Iterator[bool]:
 
 
 def _try_lock(path: Path, patience: float) -> FileLock | None:
-    """Return the lock of a file, or ``None`` if another process holds it all the time.
+    """Return the lock of a file, or ``None`` if another process holds it for ``patience`` seconds.
 
     Raises:
         OSError: this file system has no locks, which does not mean that another process holds it.
@@ -199,7 +203,9 @@ def wait(name: str, module: str, published: Callable[[], bool]) -> Hold | None:
         note = seen or note
         owner = f"pid {note['pid']} on {note['host']}" if "pid" in note else "another process"
         # The state of a process in another container is unknown.
-        problem = trouble(seen.get("pid")) if pid_namespace() and seen.get("place") == pid_namespace() else ""
+        problem = (
+            process_problem(seen.get("pid")) if pid_namespace() and seen.get("namespace") == pid_namespace() else ""
+        )
         hold, now = try_hold(name, module, generation), time.monotonic()
         if hold is not None or (now >= next_lookup and published()):
             emit("wait", module, ms=(now - reported) * 1e3, owner=owner)

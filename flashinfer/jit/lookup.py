@@ -19,7 +19,7 @@ from .artifact import Artifact, build_key, read, verified
 from .machine import trust
 from .machine.target import Target, narrowed, wanted_target, why_not_linkable, why_not_runnable
 from .machine.toolchain import Identity, Toolchain, toolchain_identity
-from .machine.workspace import NOEXEC, is_noexec, refused, roots, workspace, workspace_root
+from .machine.workspace import NOEXEC, is_noexec, root_refusal, roots, workspace, workspace_root
 from .process import lazy
 from .spec import Spec, Value
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 Needs = Mapping[str, Iterable[Value]]
 Use = Callable[[Artifact, int], object]
-TrustedPaths = Iterable[tuple[Path, list[Path]]]  # directory of an artifact, and parents that must be trusted
-OTHER_SOURCES = "built from other source files, flags or configuration"
+Candidates = Iterable[tuple[Path, list[Path]]]  # directory that may hold an artifact, and the parents to check
+_STALE = "built from other source files, flags or configuration"
 
 
 class Rejected:
@@ -81,7 +81,7 @@ class Machine:
             return ""
         return build_key(key, self.target, self.identity)
 
-    def refuses(self, found: Artifact) -> str | None:
+    def refusal(self, found: Artifact) -> str | None:
         """Return why this machine cannot use an artifact of the spec, or ``None``."""
         manifest, target = found.manifest, self.target
         if not found.is_prebuilt and self.build_key(manifest["key"]) not in ("", manifest["build_key"]):
@@ -105,7 +105,7 @@ class Request:
         needs: axis -> the values that the caller will use. For an axis that is absent, all values of the
             spec are needed.
         machine: the machine that will use the artifact, by default this one.
-        use: function of an artifact and a descriptor of its verified library. It is called while the file is open.
+        use: called with the artifact and an open descriptor of its verified library.
         prebuilt: accept artifacts of AOT directories.
     """
 
@@ -118,7 +118,7 @@ class Request:
         prebuilt: bool = True,
     ) -> None:
         self.spec, self.needs, self.machine = spec, needs or {}, machine or Machine(spec)
-        self.use, self.prebuilt, self.reason = use, prebuilt, ""  # the reason is that of a miss
+        self.use, self.prebuilt, self.reason = use, prebuilt, ""  # reason: why a lookup missed
 
     @lazy
     def key(self) -> str:
@@ -129,9 +129,9 @@ class Request:
         """Return the key of a build of this request, or an empty string without tools."""
         return self.machine.build_key(self.key)
 
-    def refuses(self, found: Artifact) -> str | None:
+    def refusal(self, found: Artifact) -> str | None:
         """Return why an artifact of the right source files does not answer this request, or ``None``."""
-        return self.machine.refuses(found)
+        return self.machine.refusal(found)
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ class Request:
 
     @property
     def identity(self) -> Identity:
-        """Return the tools of a build, or nothing if there are none."""
+        """Return the versions of the build's tools, or an empty dictionary without tools."""
         return self.machine.identity or {}
 
     def destination_of(self, build_key: str) -> Path:
@@ -169,7 +169,7 @@ class BuildRequest(Request):
         """Return the number of commands of the build."""
         return len(self.spec.units()) + (2 if self.spec.backend == "cuda" else 1)  # CUDA: libtorch_cuda's stub
 
-    def refuses(self, found: Artifact) -> str | None:
+    def refusal(self, found: Artifact) -> str | None:
         return None if found.manifest["build_key"] == self.build_key else "not this build"
 
     def destination_of(self, build_key: str) -> Path:
@@ -177,7 +177,7 @@ class BuildRequest(Request):
 
 
 class Source:
-    """A source of artifacts. Unless ``reads_only``, it is asked under the lock of the module."""
+    """A source of artifacts. ``reads_only``: it can be asked without the lock of the module."""
 
     reads_only = False
 
@@ -199,11 +199,11 @@ class Directories(Source):
 
     reads_only = True
 
-    def directories(self, name: str, key: str | None = None) -> TrustedPaths:
+    def directories(self, name: str, key: str | None = None) -> Candidates:
         """Yield the directories that may contain a module. With ``key``, directories of other keys may be left out."""
         raise NotImplementedError
 
-    def build_directories(self, request: BuildRequest) -> TrustedPaths:
+    def build_directories(self, request: BuildRequest) -> Candidates:
         """Yield the directories that may contain one build."""
         raise NotImplementedError
 
@@ -211,7 +211,7 @@ class Directories(Source):
         """Return an artifact with the key of the request, else an artifact that covers all needed values."""
         reasons = list[str]()
         for found in self._candidates(request, reasons):
-            if (reason := request.refuses(found) or _use_error(found, request.use)) is None:
+            if (reason := request.refusal(found) or _use_error(found, request.use)) is None:
                 return found
             reasons.append(f"{found.directory}: {reason}")
         return Rejected(tuple(reasons))
@@ -220,7 +220,7 @@ class Directories(Source):
         return (found for found in _read(name, self.directories(name)) if isinstance(found, Artifact))
 
     def _candidates(self, request: Request, reasons: list[str]) -> Iterator[Artifact]:
-        """Yield candidates for a request, those with its key first. Append why other artifacts are not candidates."""
+        """Yield candidates for a request, those with its key first. Append to ``reasons`` why others are excluded."""
         spec, build = request.spec, request if isinstance(request, BuildRequest) else None
         candidates = self.directories(spec.name, request.key) if build is None else self.build_directories(build)
         for found in _read(spec.name, candidates):
@@ -238,22 +238,22 @@ class Directories(Source):
                 else:
                     yield found
             elif found.is_prebuilt:
-                reasons.append(f"{found.directory}: {OTHER_SOURCES}")
+                reasons.append(f"{found.directory}: {_STALE}")
             else:
                 stale += 1
         if stale:
             artifacts, were = ("artifact", "was") if stale == 1 else ("artifacts", "were")
-            text = f"{stale} {artifacts} of this name in the workspace {were} {OTHER_SOURCES}"
+            text = f"{stale} {artifacts} of this name in the workspace {were} {_STALE}"
             reasons.append(f"{text}; compare: `flashinfer why {spec.name}`")
 
 
 class AotDirectories(Directories):
     """Artifacts built ahead of time, in ``FLASHINFER_AOT_DIR`` and ``data/aot``."""
 
-    def directories(self, name: str, key: str | None = None) -> TrustedPaths:
+    def directories(self, name: str, key: str | None = None) -> Candidates:
         return [(directory / name, [directory]) for directory in env.aot_dirs()]
 
-    def build_directories(self, request: BuildRequest) -> TrustedPaths:
+    def build_directories(self, request: BuildRequest) -> Candidates:
         return [(request.destination, [])]
 
     def find(self, request: Request) -> Artifact | Rejected:
@@ -263,20 +263,20 @@ class AotDirectories(Directories):
 class Workspace(Directories):
     """Artifacts built by this user's processes, or fetched from stores."""
 
-    def directories(self, name: str, key: str | None = None) -> TrustedPaths:
+    def directories(self, name: str, key: str | None = None) -> Candidates:
         for root in roots():
             parent = root / "artifacts" / name
             for folder in [parent / key[:32]] if key else _entries(parent):
                 for directory in _entries(folder):
                     yield directory, [root, root / "artifacts", parent, folder]
 
-    def build_directories(self, request: BuildRequest) -> TrustedPaths:
+    def build_directories(self, request: BuildRequest) -> Candidates:
         for root in roots():
             yield workspace_directory(root, request.spec, request.key, request.build_key), []
 
     def find(self, request: Request) -> Artifact | Rejected:
         answer = super().find(request)
-        if isinstance(answer, Rejected) and (refusal := refused(env.WORKSPACE_DIR.get())) is not None:
+        if isinstance(answer, Rejected) and (refusal := root_refusal(env.WORKSPACE_DIR.get())) is not None:
             return Rejected((*answer.reasons, f"{refusal}, so {workspace_root()} is used"))
         return answer
 
@@ -311,7 +311,7 @@ def _missing_values(found: Artifact, wanted: Needs) -> str:
     return ", ".join(f"{axis} {' '.join(sorted(map(str, values)))}" for axis, values in lacking.items() if values)
 
 
-def _read(name: str, candidates: TrustedPaths) -> Iterator[Artifact | str]:
+def _read(name: str, candidates: Candidates) -> Iterator[Artifact | str]:
     """Yield each artifact in the directories, or the reason why it is invalid."""
     for directory, parents in candidates:
         if (found := read(directory, name)) is not None:

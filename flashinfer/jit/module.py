@@ -37,14 +37,14 @@ class JitSpec(Spec):
 
     def build(self, verbose: bool = False) -> Artifact:
         """Return the artifact of this module. Build it if it does not exist."""
-        with process.one_step():
+        with process.without_forks():
             from .resolve import build_jit_specs
 
         return build_jit_specs([self], verbose=verbose)[0]
 
     def build_and_load(self) -> Any:
         """Load the module, build it first if it does not exist, and return its ``torch.ops`` namespace."""
-        with process.one_step():
+        with process.without_forks():
             from .load import load
 
         return load(self)

@@ -1,4 +1,6 @@
-"""Text of builds: pure functions that render a ninja file per spec, one that includes them, and headers.
+"""Ninja files and configuration headers of builds, rendered by pure functions.
+
+Each spec has a ninja file, and a top file includes them.
 
 Paths are absolute or relative to ninja's directory. Four facts of ninja shape the files: only the top file
 may have ``default``; its rules are visible in every child; two specs with one output abort it; a newline
@@ -20,7 +22,7 @@ from .machine.target import Target
 from .machine.toolchain import Toolchain
 from .spec import TORCH_ABI, Spec
 
-# For the C++ library, because compilers of some distributions have another default, and for torch.
+# The ABIs of the C++ library, for which compilers of some distributions have another default, and of torch.
 _ABI_FLAGS = ["-D_GLIBCXX_USE_CXX11_ABI=1", f"-DTORCH_TARGET_VERSION={TORCH_ABI[0] << 56 | TORCH_ABI[1] << 48:#018x}"]
 
 
@@ -84,24 +86,23 @@ def render_spec(
         f"module = {spec.name}",
         f"cflags = {words([*cxx_flags, *defines, *includes, *maps])}",
     ]
-    made, order = objects(spec, directory), ""
+    outputs, order = objects(spec, directory), ""
     if spec.backend == "cuda":
         stub, host = f"{directory}/libtorch_cuda.so", [f"-Xcompiler={flag}" for flag in maps]
         lines.append(f"cuda_cflags = {words([*spec.cuda_cflags, *target.flags(), *defines, *includes, *host])}")
         lines.append(f"build {stub}: stub")
         order = f" || {stub}"
     lines += [f"ldflags = {words([f'-L{directory}', *spec.ldflags])}", ""]
-    for file, (source, *more) in zip(made, spec.units().values(), strict=True):
+    for file, (source, *more) in zip(outputs, spec.units().values(), strict=True):
         rule, flags = ("nvcc", "cuda_cflags") if source.endswith(".cu") else ("cxx", "cflags")
         if rule == "nvcc":
-            # nvcc hashes the source's path into names of kernels without linkage. It hashes this name
-            # instead.
+            # nvcc hashes this name, not the source's path, into names of kernels without linkage.
             unit = re.sub(r"[^\w.+-]", "_", PurePath(file).stem, flags=re.ASCII)
             more = [*more, f"-Xcudafe=--orig_src_path_name={unit}.cu"]
         lines.append(f"build {escape(file)}: {rule} {escape(reached(source))}")
         if more:
             lines.append(f"  {flags} = ${flags} {words(more)}")
-    lines.append(f"build {directory}/{spec.name}.so: link_{spec.backend} {' '.join(map(escape, made))}{order}")
+    lines.append(f"build {directory}/{spec.name}.so: link_{spec.backend} {' '.join(map(escape, outputs))}{order}")
     return "\n".join(lines) + "\n"
 
 
@@ -154,6 +155,6 @@ def render_config(spec: Spec) -> str:
         loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     values = {"config": dict(spec.config), "coverage": dict(spec.coverage)}
-    with process.one_step():  # jinja2 has locks of its own
+    with process.without_forks():  # jinja2 has locks of its own
         template = environment.get_template(spec.template)
         return template.render(name=spec.name, config_header=spec.config_header, **values)

@@ -32,8 +32,7 @@ class Probe:
 def probe(spec: Spec, needs: Needs | None = None) -> Probe:
     """Look up a module like a load, then check what a build would need. Nothing is written.
 
-    No tool is started, with one exception: a compiler without a known version that may have built an existing
-    artifact.
+    No tool is started, except a compiler whose version is not cached: an existing artifact may have been built by it.
     """
     from .load import loaded
 

@@ -2,7 +2,7 @@
 
 A child that is forked during an import has a half imported module. A child that is forked between the creation of a
 pipe and the start of a program inherits an end of the pipe, and the pipe's reader never sees the end of the data.
-Either process may hang. So a fork waits for the end of the step.
+Either process may hang. So a fork waits for the end of these steps.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from io import FileIO
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-PATIENCE = 10.0  # seconds that a fork waits: a longer step has failed
+PATIENCE = 10.0  # seconds that a fork waits: a step that takes longer has failed
 
-_step = threading.RLock()
+_fork_lock = threading.RLock()
 _forking = set[int]()  # threads that hold the lock for a fork
 _pipes = WeakSet[FileIO]()  # ends of pipes that a forked child must not keep
 
 
-def one_step() -> AbstractContextManager[Any]:
+def without_forks() -> AbstractContextManager[Any]:
     """Return the context in which no other thread forks."""
-    return _step
+    return _fork_lock
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """Start a program as :class:`subprocess.Popen` does."""
-    with _step:
+    with _fork_lock:
         return subprocess.Popen(command, **options)
 
 
@@ -45,11 +45,11 @@ def run(command: Sequence[str], timeout: float, **options: Any) -> subprocess.Co
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start(command, **{**pipes, **options}, text=True) as process:
         try:
-            said, complaints = process.communicate(timeout=timeout)
+            stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(command, process.returncode, said, complaints)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def pipe() -> tuple[int, FileIO]:
@@ -57,16 +57,16 @@ def pipe() -> tuple[int, FileIO]:
 
     Both numbers are above 2. A pipe may get 0, 1 or 2 if they are closed, and the child would replace these.
     """
-    with _step:
+    with _fork_lock:
         ends = os.pipe()
         try:
-            theirs, kept = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+            child_end, own_end = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
         finally:
             os.close(ends[0])
             os.close(ends[1])
-        ours = FileIO(kept, "w")
-        _pipes.add(ours)
-    return theirs, ours
+        own = FileIO(own_end, "w")
+        _pipes.add(own)
+    return child_end, own
 
 
 if TYPE_CHECKING:
@@ -88,19 +88,19 @@ else:
 
 
 def _before_fork() -> None:
-    if _step.acquire(timeout=PATIENCE):
+    if _fork_lock.acquire(timeout=PATIENCE):
         _forking.add(threading.get_ident())
 
 
 def _in_parent() -> None:
     if threading.get_ident() in _forking:
         _forking.discard(threading.get_ident())
-        _step.release()
+        _fork_lock.release()
 
 
 def _in_child() -> None:
-    global _step
-    _step = threading.RLock()
+    global _fork_lock
+    _fork_lock = threading.RLock()
     _forking.clear()
     for end in tuple(_pipes):
         end.close()

@@ -1,7 +1,7 @@
 """Messages for the user: the only file that writes to standard error.
 
-Reporting decides nothing else. A terminal that is gone, a closed pipe, a full disk or an unusual ``sys.stderr`` loses
-the text. No function here raises.
+A failed write never affects the caller. With a terminal that is gone, a closed pipe, a full disk or an unusual
+``sys.stderr``, only the text is lost.
 """
 
 from __future__ import annotations

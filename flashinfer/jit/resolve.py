@@ -55,9 +55,10 @@ class Build(Source):
     """Source that compiles modules on this machine, all in one run of ninja."""
 
     def find_all(self, holds: Mapping[Request, Hold], build: Builder) -> Answers:
-        builds = {one if isinstance(one, BuildRequest) else permitted_build(one): one for one in holds}
-        for built, answer in build({built: holds[one] for built, one in builds.items()}) if builds else ():
-            yield builds[built], answer
+        builds = {one if isinstance(one, BuildRequest) else checked_build_request(one): one for one in holds}
+        answers = build({request: holds[one] for request, one in builds.items()}) if builds else ()
+        for request, answer in answers:
+            yield builds[request], answer
 
 
 SOURCES: tuple[Source, ...] = (AotDirectories(), Workspace(), Remote(), Build())
@@ -141,14 +142,16 @@ def resolve(
             outcomes[request] = Outcome(request, "ready", lookup.artifact)
         else:
             emit("miss", request.spec.name, lookup.ms, reason=lookup.reason)
-            missing[request] = _to_build(request, lookup.reason)
+            missing[request] = _as_build_request(request, lookup.reason)
     if missing:
-        made = _make([*missing.values()], verbose, jobs, watch)
-        outcomes |= {request: made[wanted] for request, wanted in missing.items()}
+        made_outcomes = _fetch_or_build([*missing.values()], verbose, jobs, watch)
+        outcomes |= {request: made_outcomes[to_make] for request, to_make in missing.items()}
     return [outcomes[request] for request in requests]
 
 
-def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: Watch | None) -> dict[Request, Outcome]:
+def _fetch_or_build(
+    requests: Sequence[Request], verbose: bool, jobs: int | None, watch: Watch | None
+) -> dict[Request, Outcome]:
     """Ask all sources in order for missing modules, under the locks of these modules."""
     session, outcomes = _import_session()(verbose, jobs, watch), dict[Request, Outcome]()
     while pending := [request for request in requests if request not in outcomes]:
@@ -173,7 +176,7 @@ def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: W
 
         publish_built(built)
     if built and env.WORKSPACE_MAX_SIZE.is_set:
-        with process.one_step():
+        with process.without_forks():
             from .gc import collect_in_background  # imported only here, because only few builds collect
 
         collect_in_background()
@@ -183,7 +186,7 @@ def _make(requests: Sequence[Request], verbose: bool, jobs: int | None, watch: W
 def _take_locks(pending: Sequence[Request], session: Session) -> dict[Request, Outcome]:
     """Take all free locks of pending modules. If no lock is free, wait for that of the first module.
 
-    Return the outcomes of modules that another process made meanwhile, and of failed waits.
+    Return the outcomes of modules that another process built meanwhile, and of failed waits.
     """
     from .history import Unit
     from .lock import try_hold, wait
@@ -230,7 +233,7 @@ def _outcome(request: Request, answer: Artifact | Rejected, how: str, session: S
 
 def _import_session() -> type[Session]:
     """Return ``Session``. Import its code before a lock is taken, because an import may request a module."""
-    with process.one_step():
+    with process.without_forks():
         from .build import Session
 
         if env.STORE.is_set:
@@ -241,29 +244,29 @@ def _import_session() -> type[Session]:
     return Session
 
 
-def _to_build(request: Request, reason: str) -> Request:
+def _as_build_request(request: Request, reason: str) -> Request:
     """Return a build request for a missing module.
 
     If this machine cannot build it but a store is set, return the request itself, so that only stores are asked.
     """
-    request.reason, wanted = reason, request
+    request.reason, result = reason, request
     try:
-        wanted = permitted_build(request)
+        result = checked_build_request(request)
     except (JitFrozenError, ToolchainError):
         if not env.STORE.is_set or request.machine.target is None:
             raise
     refuse_capture(f"module {request.spec.name!r} is not built, and making it takes seconds", WARM_UP)
-    return wanted
+    return result
 
 
-def permitted_build(request: Request) -> BuildRequest:
-    """Return a build request for a missing module.
+def checked_build_request(request: Request) -> BuildRequest:
+    """Check that a missing module may be built, and return its build request.
 
     Raises:
         JitFrozenError, ToolchainError: the module must not, or cannot, be built.
     """
     frozen.check(request.spec.name, request.reason)
-    with process.one_step():
+    with process.without_forks():
         from .build import make_request
 
     return make_request(request.spec, key=request.key)
@@ -294,7 +297,7 @@ def build_jit_specs(specs: Sequence[Spec], verbose: bool = False, skip_prebuilt:
 def record(spec: Spec, needs: Needs | None = None) -> None:
     """Record a request in ``FLASHINFER_JIT_TRACE``."""
     if env.JIT_TRACE.is_set:
-        with process.one_step():
+        with process.without_forks():
             from . import trace
 
         trace.record(spec, needs)

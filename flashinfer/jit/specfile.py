@@ -1,8 +1,8 @@
-"""Files of specs, one line of JSON each. ``trace`` writes them; ``build``, ``verify``, ``export`` read them.
+"""Files of specs, one JSON value per line. ``trace`` writes them, and ``build``, ``verify`` and ``export`` read them.
 
-A line holds ``spec`` (see :mod:`flashinfer.jit.specjson`), its ``key`` on the recording machine, ``needs``
-(the values used of each axis of its coverage, or all of an axis that is missing) and ``archs`` (its targets).
-Such files may be concatenated: lines of one spec are merged.
+A line holds ``spec`` (see :mod:`flashinfer.jit.specjson`), its ``key`` on the recording machine, ``needs`` and
+``archs`` (its targets). ``needs`` maps axes to the used values. All values of an absent axis are needed. Such files may
+be concatenated: lines of one spec are merged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .specjson import from_json
 
 @dataclass(frozen=True)
 class RecordedSpec:
-    """A module that a program requested. ``key``: its key there, which differs if the sources here differ."""
+    """A module that a program requested. ``key``: its key on that machine. It differs here if the sources differ."""
 
     spec: JitSpec
     needs: dict[str, list[Any]]

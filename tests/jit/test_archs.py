@@ -67,14 +67,14 @@ def test_bad_archs(make_spec, archs, message):
 
 def test_an_artifact_for_other_gpus_is_refused(hopper, monkeypatch):
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0),))
-    why = Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a"))
+    why = Machine(hopper, cache_versions=False).refusal(made(hopper, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
     for gpus in (((9, 0),), ((8, 0), (9, 0)), ()):  # one GPU suffices, and without any nothing is launched
         monkeypatch.setattr(target, "visible_gpus", lambda gpus=gpus: gpus)
-        assert Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a")) is None
+        assert Machine(hopper, cache_versions=False).refusal(made(hopper, "9.0a")) is None
     plain = replace(hopper, archs=())
     monkeypatch.setattr(target, "visible_gpus", lambda: ((8, 0), (9, 0)))
-    why = Machine(plain, cache_versions=False).refuses(made(plain, "9.0a"))
+    why = Machine(plain, cache_versions=False).refusal(made(plain, "9.0a"))
     assert why == "compiled for 9.0a, this machine has a GPU of 8.0"
 
 
@@ -82,9 +82,9 @@ def test_an_artifact_for_other_archs_than_requested_is_refused(hopper, monkeypat
     monkeypatch.setattr(target, "visible_gpus", lambda: ())
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0")
     here = Machine(hopper, cache_versions=False)
-    assert here.refuses(made(hopper, "9.0a")) == "built for 9.0a only, wanted 8.0"
+    assert here.refusal(made(hopper, "9.0a")) == "built for 9.0a only, wanted 8.0"
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "8.0 9.0a")
-    assert Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a")) is None
+    assert Machine(hopper, cache_versions=False).refusal(made(hopper, "9.0a")) is None
 
 
 @needs_nvcc
@@ -121,9 +121,9 @@ def test_torchs_list_refuses_no_artifact(text, hopper, monkeypatch):
     """The variable belongs to torch: an artifact that runs here is used whatever the variable holds."""
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0),))
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
-    assert Machine(hopper, cache_versions=False).refuses(made(hopper, "9.0a")) is None
+    assert Machine(hopper, cache_versions=False).refusal(made(hopper, "9.0a")) is None
     portable = replace(hopper, archs=())
-    assert Machine(portable, cache_versions=False).refuses(made(portable, "9.0a")) is None
+    assert Machine(portable, cache_versions=False).refusal(made(portable, "9.0a")) is None
 
 
 @needs_nvcc
@@ -156,8 +156,8 @@ def test_archs_and_the_gpus_that_run_them(arch, runs):
 
 def test_an_arch_and_its_names():
     for name, kernels in (("8.0", "sm80"), ("9.0a", "sm90a"), ("10.0f", "sm100f"), ("12.1a", "sm121a")):
-        assert str(Arch.of(name)) == name and Arch.of(name).kernels == kernels and Arch.of(kernels) == Arch.of(name)
-    assert str(Arch.of("8.6+PTX")) == "8.6+PTX" and Arch.of("8.6+PTX").kernels == "sm86"
+        assert str(Arch.of(name)) == name and Arch.of(name).tag == kernels and Arch.of(kernels) == Arch.of(name)
+    assert str(Arch.of("8.6+PTX")) == "8.6+PTX" and Arch.of("8.6+PTX").tag == "sm86"
     assert [str(Arch.native(gpu)) for gpu in ((8, 9), (9, 0), (12, 1))] == ["8.9", "9.0a", "12.1a"]
     for name in ("cuda", "9", "9.0b", "sm9", "90a", "profiler_sm90a", "9.0a+ptx"):
         with pytest.raises(ValueError, match=f"arch: got {name!r}, wanted a name such as".replace("+", r"\+")):

@@ -156,7 +156,7 @@ def test_memory_decides(holders, tmp_path, monkeypatch):
     os.close(small[1])
     monkeypatch.setattr(slots, "available_memory", lambda: 5 * GIB)
     assert slots.free_slot(folder, 8, 4 * GIB) is None
-    monkeypatch.setattr(slots, "resident", lambda groups: dict.fromkeys(groups, 4 * GIB))
+    monkeypatch.setattr(slots, "resident_memory", lambda groups: dict.fromkeys(groups, 4 * GIB))
     grown = slots.free_slot(folder, 8, 4 * GIB)
     assert grown is not None
     os.close(grown[1])
@@ -167,7 +167,7 @@ def test_resident_memory_of_a_group(tmp_path):
     process = start(program)
     try:
         assert process.stdout.readline() == "there\n"
-        assert 64 << 20 < worker.resident({process.pid})[process.pid] < 128 << 20
+        assert 64 << 20 < worker.resident_memory({process.pid})[process.pid] < 128 << 20
     finally:
         end_now(process)
 

@@ -38,7 +38,7 @@ def test_any_file_after_a_build(how, make_spec, tmp_path, workspace, monkeypatch
     assert {"tiny.so", "manifest.json", "tiny.json", "turn", "slot.0"} <= {name.name for name in names}
     for name in names:
         damage(tmp_path / name, how)
-        monkeypatch.setattr(toolchain, "_answers", {})  # as in a new process
+        monkeypatch.setattr(toolchain, "_versions", {})  # as in a new process
         assert answer(spec.build()) == 15, name
         assert look_up(spec).artifact is not None and look_up(spec).artifact.manifest["toolchain"]["cxx"], name
     clear_cache_dir()

@@ -93,7 +93,7 @@ def test_a_fork_waits_for_a_step_of_another_thread():
     ended = threading.Event()
 
     def step() -> None:
-        with process.one_step():
+        with process.without_forks():
             began.set()
             time.sleep(0.3)
             ended.set()
@@ -112,7 +112,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
     began, end_step = threading.Event(), threading.Event()
 
     def step() -> None:
-        with process.one_step():
+        with process.without_forks():
             began.set()
             end_step.wait()
 
@@ -121,7 +121,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
     began.wait()
     child = os.fork()
     if child == 0:
-        with process.one_step():  # its own lock, which is free
+        with process.without_forks():  # its own lock, which is free
             os._exit(8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
     end_step.set()
@@ -129,7 +129,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
 
 
 def test_a_fork_of_the_thread_that_is_in_a_step():
-    with process.one_step():
+    with process.without_forks():
         assert fork() == 7
     assert in_a_thread(fork) == 7
 

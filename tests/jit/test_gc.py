@@ -59,12 +59,12 @@ def aged(workspace):
 def test_the_least_recently_used_go_first_and_no_more_than_needed(workspace, artifact):
     places = {name: artifact(name, 1000, days) for name, days in (("new", 1), ("oldest", 30), ("old", 20), ("mid", 5))}
     items = collect(workspace, 2500)
-    assert [(item.path, bool(item.why)) for item in items] == [
+    assert [(item.path, bool(item.reason)) for item in items] == [
         (places["oldest"], True), (places["old"], True), (places["mid"], False), (places["new"], False),
     ]  # fmt: skip
     assert {name for name, place in places.items() if place.exists()} == {"mid", "new"}
     assert os.listdir(workspace / "trash") == []
-    assert not any(item.why for item in collect(workspace, 2500))
+    assert not any(item.reason for item in collect(workspace, 2500))
 
 
 def test_a_dry_run_reports_the_same_and_removes_nothing(workspace, artifact, aged):
@@ -75,18 +75,18 @@ def test_a_dry_run_reports_the_same_and_removes_nothing(workspace, artifact, age
     before = sorted(workspace.rglob("*"))
     assert collect(workspace, 1500, dry_run=True) == wanted and sorted(workspace.rglob("*")) == before
     assert collect(workspace, 1500) == wanted
-    assert [item.path.exists() for item in wanted] == [not item.why for item in wanted]
-    assert sum(bool(item.why) for item in wanted) == 4
+    assert [item.path.exists() for item in wanted] == [not item.reason for item in wanted]
+    assert sum(bool(item.reason) for item in wanted) == 4
 
 
 def test_without_a_size_every_artifact_stays(workspace, artifact):
     place = artifact("m", 1000, 1000)
-    assert [item.why for item in collect(workspace)] == [""] and place.exists()
+    assert [item.reason for item in collect(workspace)] == [""] and place.exists()
 
 
 def test_recent_artifacts_stay(workspace, artifact):
     places = [artifact("now", 1000, 0), artifact("before", 1000, (RECENT - 60) / DAY), artifact("future", 1000, -3)]
-    assert {item.kept for item in collect(workspace, 0)} == {"just built or used"}
+    assert {item.obstacle for item in collect(workspace, 0)} == {"just built or used"}
     assert all(place.exists() for place in places)
 
 
@@ -100,7 +100,7 @@ def test_a_library_that_a_live_process_has_mapped_stays_until_it_ends(workspace,
     try:
         assert child.stdout.readline() == b"loaded\n"
         items = {item.path: item for item in collect(workspace, 0) if item.kind == "artifact"}
-        assert items[artifacts[0].directory].kept == f"in use by process {child.pid}"
+        assert items[artifacts[0].directory].obstacle == f"in use by process {child.pid}"
         assert artifacts[0].path.exists() and not artifacts[1].directory.exists()
     finally:
         child.communicate()
@@ -213,7 +213,7 @@ def test_a_workspace_that_cannot_be_written_is_reported(workspace, artifact, mon
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(gc.os, "rename", refuse)
-    assert [item.kept for item in collect(workspace, 0)] == ["cannot be removed: Read-only file system"]
+    assert [item.obstacle for item in collect(workspace, 0)] == ["cannot be removed: Read-only file system"]
     assert place.exists()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flashinfer.jit import ensure
-from flashinfer.jit.group import RankState, assign, difference
+from flashinfer.jit.group import RankState, assign, mismatch
 
 from ..support.processes import answer, answering, end, start
 
@@ -177,11 +177,11 @@ def test_assignment_of_builds():
 
 def test_differences_name_rank_and_module():
     same = {0: state("a", {"x": "1"}), 1: state("b", {"x": "2"})}
-    assert difference(same, [0, 1]) is None
+    assert mismatch(same, [0, 1]) is None
     for other, text in (
         (state("b", {"x": "1", "y": "1"}), "rank 7 asks for module 'y', which rank 4 does not"),
         (state("b", {}), "rank 7 does not ask for module 'x', which rank 4 does"),
         (state("b", {"x": "1"}, wants="another"), "rank 7 has other sources of module 'x' than rank 4"),
     ):
-        error = difference({0: state("a", {"x": "1"}), 1: other}, [4, 7])
+        error = mismatch({0: state("a", {"x": "1"}), 1: other}, [4, 7])
         assert str(error) == text and error.ranks == (7,)

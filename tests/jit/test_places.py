@@ -356,8 +356,8 @@ def test_the_owner_of_the_interpreter_and_of_torch_is_trusted(monkeypatch):
         return os.stat_result((stat.S_IFDIR | mode, 1, 1, 1, uid, 0, 0, 0, 0, 0))
 
     running = {os.stat(os.path.dirname(one)).st_uid for one in (os.path.realpath(sys.executable), os.__file__)}
-    assert running <= {one.st_uid for one in trust.running_directories()}
-    monkeypatch.setattr(trust, "running_directories", lambda: (status(0), status(777)))
+    assert running <= {one.st_uid for one in trust.code_directories()}
+    monkeypatch.setattr(trust, "code_directories", lambda: (status(0), status(777)))
     assert trust.refusal("x", status(777)) is None
     assert "belongs to user 778" in trust.refusal("x", status(778))
     assert "by everybody" in trust.refusal("x", status(777, 0o757))
@@ -376,7 +376,7 @@ def test_one_rule_for_a_compiler_that_is_named_and_one_on_the_path(tmp_path, mon
             monkeypatch.setenv(name, value)
         with pytest.raises(ToolchainError, match=f"is not run: .*belongs to user {SOMEBODY}"):
             toolchain.find_cxx()
-    monkeypatch.setattr(trust, "running_directories", lambda: (program.stat(),))
+    monkeypatch.setattr(trust, "code_directories", lambda: (program.stat(),))
     assert toolchain.find_cxx() == str(program)
     monkeypatch.delenv("CXX")
     assert toolchain.find_cxx() == str(program)

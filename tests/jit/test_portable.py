@@ -31,6 +31,6 @@ def test_hit_of_another_gpu_of_the_same_arch(make_spec, monkeypatch):
     here = Machine(spec, cache_versions=False)
     manifest = {"key": spec.key, "build_key": "", "archs": ["9.0a"], "requires": {}, "torch_abi": [2, 10]}
     found = Artifact("gpu", env.aot_dirs()[0] / "gpu" / "gpu.so", manifest)
-    assert here.refuses(found) is None
+    assert here.refusal(found) is None
     monkeypatch.setattr(target, "visible_gpus", lambda: ((9, 0), (10, 0)))
-    assert "this machine has a GPU of 10.0" in here.refuses(found)
+    assert "this machine has a GPU of 10.0" in here.refusal(found)

@@ -151,13 +151,13 @@ def test_needs_are_respected(make_spec, probe, tmp_path):
 
 def test_a_new_compiler_is_asked_and_nothing_is_written(make_spec, workspace, monkeypatch):
     """Only this case needs a process: whether this compiler made the existing artifact."""
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(toolchain, "_versions", {})
     spec = make_spec()
     artifact = spec.build()
     shutil.rmtree(workspace / "answers")
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(toolchain, "_versions", {})
     assert spec.probe() == Probe("ready", where=artifact.path) and not (workspace / "answers").exists()
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(toolchain, "_versions", {})
     look_up(spec)
     assert (workspace / "answers").exists(), "a lookup of a load stores the answer"
 

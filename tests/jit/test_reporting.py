@@ -125,7 +125,7 @@ def replace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_build_with_an_unusual_standard_error(replace, make_spec, monkeypatch, capsys):
     """With progress, verbose commands and a compiler that fails."""
     stream = replace()
-    monkeypatch.setattr("flashinfer.jit.history.EVERY", 0.0)
+    monkeypatch.setattr("flashinfer.jit.history.REPORT_INTERVAL", 0.0)
     good, bad = make_spec("good", answering(31)), make_spec("bad", {"unit.cc": "no C++\n"})
     with pytest.raises(BuildError, match="building module 'bad' failed: .*error") as caught:
         build_jit_specs([bad, good], verbose=True)

@@ -134,7 +134,7 @@ def test_ninja_without_an_executable(executable, monkeypatch):
 def test_a_truncated_answer_is_asked_for_again(tmp_path, monkeypatch, workspace):
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0")
     for text in ("", '["(vendor', "[]", "3", '"(ven"'):
-        monkeypatch.setattr(toolchain, "_answers", {})
+        monkeypatch.setattr(toolchain, "_versions", {})
         assert version_of(compiler) == "(vendor) 1.0"
         (answer,) = (workspace / "answers").iterdir()
         answer.write_text(text)
@@ -194,7 +194,7 @@ def test_a_compiler_is_asked_once_per_version(tmp_path, monkeypatch):
     log = tmp_path / "log"
     compiler = fake(tmp_path / "cc", "cc (vendor) 1.0", log)
     for _ in range(3):
-        monkeypatch.setattr(toolchain, "_answers", {})  # as in a new process
+        monkeypatch.setattr(toolchain, "_versions", {})  # as in a new process
         assert version_of(compiler) == "(vendor) 1.0"
     assert len(log.read_text().splitlines()) == 1
     fake(tmp_path / "cc", "cc (vendor) 2.0", log)

@@ -81,7 +81,7 @@ def test_another_user_is_not_served(built, monkeypatch):
     """A user who owns neither these files nor the package accepts only root's files."""
     spec, artifact = built
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    monkeypatch.setattr(trust, "running_directories", lambda: (status(uid=0),))
+    monkeypatch.setattr(trust, "code_directories", lambda: (status(uid=0),))
     owner = artifact.path.stat().st_uid
     assert (look_up(spec).artifact == artifact) == (owner == 0)
     assert trust.refusal("x", status(uid=SOMEBODY)) is None and trust.refusal("x", status(uid=0)) is None
@@ -94,9 +94,9 @@ def status(uid: int = 0, gid: int = 0, mode: int = 0o755) -> os.stat_result:
 
 def test_the_owner_of_the_package_is_trusted(monkeypatch):
     """An administrator's account installed the environment, so its code runs here anyway."""
-    monkeypatch.setattr(trust, "running_directories", lambda: (status(uid=SOMEBODY),))
+    monkeypatch.setattr(trust, "code_directories", lambda: (status(uid=SOMEBODY),))
     assert trust.refusal("x", status(uid=SOMEBODY)) is None
-    monkeypatch.setattr(trust, "running_directories", lambda: (status(uid=0),))
+    monkeypatch.setattr(trust, "code_directories", lambda: (status(uid=0),))
     assert "belongs to" in trust.refusal("x", status(uid=SOMEBODY))
 
 
@@ -115,9 +115,9 @@ def test_groups_that_may_write(monkeypatch):
     assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
     assert "by group 3000" in trust.refusal("x", status(1000, 3000, 0o775)), "its members are unknown"
     assert "by group 0" in trust.refusal("x", status(0, 0, 0o775))
-    monkeypatch.setattr(trust, "running_directories", lambda: (status(0, 2000, 0o775),))
+    monkeypatch.setattr(trust, "code_directories", lambda: (status(0, 2000, 0o775),))
     assert trust.refusal("x", status(1000, 2000, 0o775)) is None, "its members can write this package's code"
-    monkeypatch.setattr(trust, "running_directories", lambda: (status(0, 2000, 0o755),))
+    monkeypatch.setattr(trust, "code_directories", lambda: (status(0, 2000, 0o755),))
     assert "by group 2000" in trust.refusal("x", status(1000, 2000, 0o775))
 
 

@@ -25,7 +25,7 @@ HOLD = """
     import os, sys, time
     from flashinfer.jit.lock import try_hold
     hold = try_hold(sys.argv[1], "slow")
-    hold.tell(done=3, total=7)
+    hold.update_note(done=3, total=7)
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
 """
@@ -217,8 +217,8 @@ def test_a_lock_that_came_with_an_image_names_no_directory(tmp_path):
     hold.abandon()
     path = next(tmp_path.glob("runtime/*/*.note"))
     note = json.loads(path.read_text())
-    assert note["token"] == hold.token and note["place"]
-    path.write_text(json.dumps({**note, "place": "elsewhere"}))
+    assert note["token"] == hold.token and note["namespace"]
+    path.write_text(json.dumps({**note, "namespace": "elsewhere"}))
     assert try_hold("x", "tiny").token != hold.token
 
 
@@ -263,7 +263,7 @@ def test_a_build_reports_its_progress(make_spec, tmp_path, monkeypatch):
     """Modules, files and the expected time are reported before any compiler runs, and then the progress."""
     said: list[str] = []
     monkeypatch.setattr("flashinfer.jit.history.say", lambda text: (said.append(text), before.append(compiler.started)))
-    monkeypatch.setattr("flashinfer.jit.history.EVERY", 0.5)
+    monkeypatch.setattr("flashinfer.jit.history.REPORT_INTERVAL", 0.5)
     compiler, before = Compiler(tmp_path, 1.2), list[int]()
     monkeypatch.setenv("CXX", str(compiler.path))
     make_spec("spoken", {"a.cc": "int a;\n", "b.cc": "int b;\n"}).build()

@@ -34,7 +34,7 @@ USE = """
 
 def test_twenty_modules(make_spec, python, tmp_path, monkeypatch):
     # As in a new process, the compiler's version is asked and stored in this workspace.
-    monkeypatch.setattr(toolchain, "_answers", {})
+    monkeypatch.setattr(toolchain, "_versions", {})
     specs = []
     for number in range(MODULES):
         name = f"warm_{number}"

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flashinfer.jit.worker import trouble
+from flashinfer.jit.worker import process_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def until(condition: Callable[[], Any], seconds: float = 120, what: str = "") ->
 
 
 def stopped(pid: int) -> bool:
-    return trouble(pid) == "stopped"
+    return process_problem(pid) == "stopped"
 
 
 def owners(runtime: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""FlashInfer's address of the functions of ``pytorch``: ``gen_*_module`` and ``get_*_uri`` of attention."""
+"""FlashInfer's import path of the functions in ``pytorch``: ``gen_*_module`` and ``get_*_uri`` of attention."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ def gen_pod_module(
         ValueError: prefill or decode has no kernels for the device, a dtype, a size or a mode.
     """
     sizes = (head_dim, head_dim)
+    # This call only checks the arguments of decode.
     decode.gen_batch_decode_module(
         dtype_q, dtype_kv, dtype_o, dtype_idx, *sizes, pos_encoding_mode_d, use_sliding_window_d, use_logits_soft_cap_d,
         device,

@@ -35,7 +35,7 @@ from ..report import guarded, say
 from ..resolve import Outcome, reused
 from ..spec import Spec, digest
 from . import tasks
-from .job import PROTOCOL, Job, Tools, dask_task, described, restore_paths, tools_of
+from .job import PROTOCOL, Job, Tools, dask_task, describe, restore_paths, tools_of
 
 TICK = 0.25  # seconds between two polls of the scheduler's workers
 ATTEMPTS = 4  # times that a module may be sent to a worker, as often as Dask retries a task
@@ -112,7 +112,7 @@ class ClusterClient:
             return find_toolchain(backend)
         if backend not in self.required_tools:
             self.required_tools[backend] = self._most_common_tools(backend, local_tools)
-            most = described(self.required_tools[backend])
+            most = describe(self.required_tools[backend])
             say(f"{backend} modules are built by the tools of most workers, {most}: this machine: {local_tools}")
         identity = {name: value for name, value in self.required_tools[backend].items() if name != "torch"}
         return RemoteToolchain("c++", None, "ninja", find_torch(), remote_identity=tuple(identity.items()))
@@ -231,7 +231,7 @@ class _ClusterBuild:
 
     def _no_worker_text(self) -> str:
         names, backends = sorted(one.spec.name for one in self.waiting), {one.spec.backend for one in self.waiting}
-        wanted = "; ".join(f"{name}: {described(self.cluster.required_tools[name])}" for name in sorted(backends))
+        wanted = "; ".join(f"{name}: {describe(self.cluster.required_tools[name])}" for name in sorted(backends))
         got = "; ".join(f"{at}: {one.exclusion or 'does not answer'}" for at, one in self.workers.items())
         return (
             f"no worker could build {', '.join(names[:4]) + ', ...' * (len(names) > 4)} for {self.cluster.wait:g} s:"
@@ -291,9 +291,9 @@ class _ClusterBuild:
             backend: tools for backend, tools in self.cluster.required_tools.items() if offer["tools"][backend] != tools
         }
         able = tuple(self.cluster.required_tools.keys() - others.keys())
-        has = "; ".join(f"{backend}: has {described(offer['tools'][backend])}" for backend in others)
+        has = "; ".join(f"{backend}: has {describe(offer['tools'][backend])}" for backend in others)
         if not able:
-            wanted = "; ".join(f"{backend}: {described(tools)}" for backend, tools in others.items())
+            wanted = "; ".join(f"{backend}: {describe(tools)}" for backend, tools in others.items())
             return self._exclude(address, f"{has}; wanted {wanted}")
         if others:
             say(f"worker {address} is used only for {' '.join(able)}: {has}")

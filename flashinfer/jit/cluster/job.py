@@ -103,7 +103,7 @@ def restore_paths(text: str, paths: Mapping[str, str]) -> str:
 
 
 def tools_of(backend: str) -> Tools | str:
-    """Return the properties of this machine's tools that change a module's bytes, or an error text without tools.
+    """Return the properties of this machine's tools that change a module's bytes, or an error text if a tool is missing.
 
     They include torch's version, because a module is compiled with its headers. The local part of the version is
     removed: it names only a CUDA release.
@@ -114,7 +114,7 @@ def tools_of(backend: str) -> Tools | str:
         return str(err)
 
 
-def described(tools: Tools | str) -> str:
+def describe(tools: Tools | str) -> str:
     """Return tools as text for messages."""
     if isinstance(tools, str):
         return tools

@@ -38,14 +38,14 @@ class Arch:
 
     @classmethod
     def native(cls, gpu: Capability) -> Arch:
-        """Return the arch to compile for a GPU: with ``a`` from 9.0 on, because only these have wgmma."""
+        """Return the arch to compile for a GPU: with ``a`` from 9.0 on, because only such code has wgmma."""
         return cls(*gpu, "a" if gpu[0] >= 9 else "")
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}{self.suffix}{'+PTX' if self.ptx else ''}"
 
     @property
-    def kernels(self) -> str:
+    def tag(self) -> str:
         """Return the name of kernels for this arch only, in names of files and modules: ``sm90a``."""
         return f"sm{self.major}{self.minor}{self.suffix}"
 

@@ -1,4 +1,4 @@
-"""Build tools: where they are, their versions, and their environment. No compiler runs twice for one answer.
+"""Build tools: their paths, versions and environment. The versions that compilers report are cached.
 
 Versions change the bytes of an artifact. Compilers get the environment variables listed here, and no others,
 because they read many that no key covers: ``LD_RUN_PATH`` changes libraries, ``PTXAS_FLAGS`` changes GPU code,
@@ -64,30 +64,30 @@ def find_toolchain(backend: str) -> Toolchain:
     )
 
 
-def toolchain_identity(backend: str, writes: bool = True) -> Identity:
+def toolchain_identity(backend: str, cache_versions: bool = True) -> Identity:
     """Return the identity of the tools of a build here, without a search for tools that change no bytes."""
-    return identity_of(find_cxx(), find_nvcc() if backend == "cuda" else None, writes)
+    return identity_of(find_cxx(), find_nvcc() if backend == "cuda" else None, cache_versions)
 
 
 def find_cxx() -> str:
     """Return the C++ compiler: ``CXX``, else ``g++``, else ``c++`` on ``PATH``."""
-    asked = env.CXX.get()
-    if asked and " " in asked and not Path(asked).exists():
+    requested = env.CXX.get()
+    if requested and " " in requested and not Path(requested).exists():
         raise ToolchainError(
-            f"CXX={asked!r}: wanted one program; a launcher such as ccache goes into FLASHINFER_CXX_LAUNCHER"
+            f"CXX={requested!r}: wanted one program; a launcher such as ccache goes into FLASHINFER_CXX_LAUNCHER"
         )
     install = "g++ 11 or newer (Debian, Ubuntu: apt install g++)"
-    return _find("a C++ compiler", "CXX", asked, _on_path("g++", "c++"), install)
+    return _find("a C++ compiler", "CXX", requested, _on_path("g++", "c++"), install)
 
 
 def find_nvcc() -> str:
     """Return nvcc: ``FLASHINFER_NVCC``, ``CUDA_HOME``, ``PATH``, the pip package, the usual directory."""
-    asked, home = env.NVCC.get(), env.CUDA_HOME.get()
-    if asked is None and home is not None:
+    requested, home = env.NVCC.get(), env.CUDA_HOME.get()
+    if requested is None and home is not None:
         return _find("nvcc", "CUDA_HOME", str(home / "bin" / "nvcc"), (), "a CUDA toolkit there")
     where = (*_on_path("nvcc"), *_in_pip_packages("nvcc"), "/usr/local/cuda/bin/nvcc")
     install = "the CUDA toolkit 12.4 or newer, or: pip install nvidia-cuda-nvcc"
-    return _find("nvcc", "FLASHINFER_NVCC", asked, where, install)
+    return _find("nvcc", "FLASHINFER_NVCC", requested, where, install)
 
 
 def find_ninja() -> str:
@@ -111,14 +111,14 @@ def find_python() -> str:
     """
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     folders = [os.path.join(prefix, "bin") for prefix in (sys.prefix, sys.exec_prefix, sys.base_exec_prefix)]
-    beside = [os.path.join(folder, one) for folder in dict.fromkeys(folders) for one in (name, "python3")]
+    siblings = [os.path.join(folder, one) for folder in dict.fromkeys(folders) for one in (name, "python3")]
     # In a program that embeds Python, sys.executable may be that program, which would then run itself.
-    mine = (
+    this_python = (
         [sys.executable]
         if re.fullmatch(r"\.?python[\d.]*[a-z]?(-(dbg|wrapped))?", os.path.basename(sys.executable or ""))
         else []
     )
-    return _find("python", "", None, (*mine, *beside, *_on_path(name, "python3")), f"{name}, in PATH")
+    return _find("python", "", None, (*this_python, *siblings, *_on_path(name, "python3")), f"{name}, in PATH")
 
 
 @cache
@@ -145,16 +145,16 @@ def _in_pip_packages(name: str) -> Iterator[str]:
         yield from (str(path) for path in sorted(Path(folder).glob(f"*/bin/{name}"), reverse=True))
 
 
-def _find(what: str, variable: str, asked: str | None, where: Iterable[str], install: str) -> str:
-    if asked is not None:
-        found = shutil.which(asked)
+def _find(what: str, variable: str, requested: str | None, where: Iterable[str], install: str) -> str:
+    if requested is not None:
+        found = shutil.which(requested)
         if found is None:
-            raise ToolchainError(f"{variable}: {asked!r} is not a program that runs; unset it or install {install}")
+            raise ToolchainError(f"{variable}: {requested!r} is not a program that runs; unset it or install {install}")
         return _trusted(found, f"{variable}: ")
-    looked = list(where)
-    if (path := next(filter(shutil.which, looked), None)) is not None:
+    candidates = list(where)
+    if (path := next(filter(shutil.which, candidates), None)) is not None:
         return _trusted(path)
-    searched = f"PATH={os.environ.get('PATH', '')}" + "".join(f", {path}" for path in looked)
+    searched = f"PATH={os.environ.get('PATH', '')}" + "".join(f", {path}" for path in candidates)
     hint = f" or set {variable}" if variable else ""
     raise ToolchainError(f"cannot find {what}: looked in {searched}; install {install}{hint}")
 
@@ -167,8 +167,7 @@ def _trusted(program: str, named_by: str = "") -> str:
     real = os.path.realpath(program)
     folders = [os.path.dirname(real), os.path.dirname(os.path.abspath(program))]
     refusal = next(filter(None, map(trust.refusal, dict.fromkeys([real, *folders]))), None)
-    # Write access next to the interpreter runs code here anyway. sysconfig takes milliseconds, so it is asked
-    # last.
+    # A user who can write next to the interpreter can run code here anyway. sysconfig takes milliseconds: ask it last.
     if refusal is not None and (named_by or folders[-1] not in _interpreter_folders()):
         raise ToolchainError(f"{named_by}{program!r} is not run: {refusal}")
     return program
@@ -176,35 +175,35 @@ def _trusted(program: str, named_by: str = "") -> str:
 
 Identity = dict[str, str | None]
 
-_answers: dict[str, str] = {}
+_versions: dict[str, str] = {}
 
 
-def identity_of(cxx: str, nvcc: str | None, writes: bool = True) -> Identity:
-    """Return the versions of the tools, ``None`` for one that there is not.
+def identity_of(cxx: str, nvcc: str | None, cache_versions: bool = True) -> Identity:
+    """Return the versions of the tools, ``None`` for a missing one.
 
-    A compiler starts the assembler and the linker by name. They count on every machine, so that equal tools have equal
-    keys. A compiler with an assembler or a linker of its own then has more keys than it needs.
+    A compiler starts the assembler and the linker by name. They count even if a compiler has its own, so that equal
+    tools have equal keys on every machine. Such a compiler has more keys than it needs.
     """
     tools = {"cxx": cxx, "nvcc": nvcc, "as": shutil.which("as"), "ld": shutil.which("ld")}
-    return {name: version_of(program, writes) if program else None for name, program in tools.items()}
+    return {name: version_of(program, cache_versions) if program else None for name, program in tools.items()}
 
 
-def version_of(program: str, writes: bool = True) -> str:
+def version_of(program: str, cache_versions: bool = True) -> str:
     """Return a compiler's version without its name, because ``g++`` and ``c++`` may be the same compiler."""
     try:
         key = _fingerprint(program)
     except OSError:
         return _ask_version(program)
-    if key not in _answers:
+    if key not in _versions:
         file = workspace_root() / "answers" / hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
         try:
-            (_answers[key],) = json.loads(file.read_bytes())  # a truncated file raises
+            (_versions[key],) = json.loads(file.read_bytes())  # a truncated file raises
         except (OSError, ValueError, TypeError):
-            _answers[key] = _ask_version(program)
-            if writes:
+            _versions[key] = _ask_version(program)
+            if cache_versions:
                 with suppress(OSError):  # the next process asks again
-                    write_atomically(file, json.dumps([_answers[key]]).encode())
-    return _answers[key]
+                    write_atomically(file, json.dumps([_versions[key]]).encode())
+    return _versions[key]
 
 
 def _ask_version(program: str) -> str:
@@ -238,7 +237,7 @@ def _stamp(path: str) -> str:
     return f"{path}:{status.st_size}:{status.st_mtime_ns}"
 
 
-# Programs find each other, their libraries, files and user by these. No compiler writes them into its output.
+# Programs find other programs, libraries, files and the user by these. No compiler writes them into its output.
 _ALLOWED = {
     "PATH", "LD_LIBRARY_PATH", "HOME", "USER", "LOGNAME", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "XDG_DATA_HOME",

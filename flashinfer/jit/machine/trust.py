@@ -34,18 +34,18 @@ def refusal(path: Path | str, status: os.stat_result | None = None) -> str | Non
         return f"{path} belongs to user {status.st_uid}, neither to root nor to this user ({os.geteuid()})"
     if status.st_mode & stat.S_IWOTH:
         return f"{path} can be written by everybody (chmod o-w would do)"
-    if status.st_mode & stat.S_IWGRP and not _is_harmless(status.st_uid, status.st_gid):
+    if status.st_mode & stat.S_IWGRP and not _is_trusted_group(status.st_uid, status.st_gid):
         return f"{path} can be written by group {status.st_gid} (chmod g-w would do)"
     return None
 
 
 def _is_trusted(uid: int) -> bool:
-    return uid == _id_of_root("uid") or uid in (one.st_uid for one in running_directories())
+    return uid == _id_of_root("uid") or uid in (one.st_uid for one in code_directories())
 
 
 @cache
-def running_directories() -> tuple[os.stat_result, ...]:
-    """Return the status of directories whose code runs anyway: this package, the interpreter and torch."""
+def code_directories() -> tuple[os.stat_result, ...]:
+    """Return the status of the directories whose code runs here: this package, the interpreter and torch."""
     import importlib.util
 
     found, torch = list[os.stat_result](), None
@@ -75,10 +75,10 @@ def _id_of_root(kind: str) -> int:
     return 0
 
 
-def _is_harmless(uid: int, gid: int) -> bool:
+def _is_trusted_group(uid: int, gid: int) -> bool:
     if gid and gid == _id_of_root("gid"):  # stands for every group without a number in this namespace
         return False
-    if any(one.st_mode & stat.S_IWGRP and one.st_gid == gid for one in running_directories()):
+    if any(one.st_mode & stat.S_IWGRP and one.st_gid == gid for one in code_directories()):
         return True
     import grp
     import pwd

@@ -24,10 +24,10 @@ _fallbacks: dict[Path, Path] = {}
 def workspace_root() -> Path:
     """Return ``FLASHINFER_WORKSPACE_DIR``, or this user's directory in it if others can write there."""
     root = env.WORKSPACE_DIR.get()
-    return root if refused(root) is None else root / f"user-{os.geteuid()}"
+    return root if root_refusal(root) is None else root / f"user-{os.geteuid()}"
 
 
-def refused(root: Path) -> str | None:
+def root_refusal(root: Path) -> str | None:
     """Return why a root is not trusted, or ``None``. A root that does not exist yet is trusted."""
     with suppress(OSError):
         return trust.refusal(root)
@@ -108,7 +108,7 @@ def roots() -> tuple[Path, ...]:
 
 
 @contextmanager
-def about(path: Path) -> Iterator[None]:
+def name_in_errors(path: Path) -> Iterator[None]:
     """Add ``path`` to an OSError without a file name, such as those of ``write`` and ``fsync``."""
     try:
         yield
@@ -120,7 +120,7 @@ def about(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a small file so that no process ever sees half of it."""
-    with about(path):
+    with name_in_errors(path):
         _write_atomically(path, data)
 
 
@@ -144,9 +144,9 @@ def _why_not_usable(root: Path) -> str | None:
     try:
         trust.make_directories(root)
         # The next build links objects that an interrupted one left.
-        if (refusal := trust.refusal(root) or refused(root / "build")) is not None:
+        if (refusal := trust.refusal(root) or root_refusal(root / "build")) is not None:
             return f"cannot be written ({refusal})"
-        # Only a written file proves it: access(2) allows root on a read-only mount. A full file system still
+        # Only a write proves that it can be written: access(2) allows root on a read-only mount. A full file system still
         # creates files, and over a network it drops the bytes later.
         write_atomically(root / ".probe", bytes(65536))
         (root / ".probe").unlink(missing_ok=True)

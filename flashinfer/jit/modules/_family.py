@@ -101,4 +101,4 @@ def _archs(kernels: str) -> tuple[str, ...]:
         arch = Arch.of(kernels)
     except ValueError:
         return ()
-    return (str(arch),) if arch.kernels == kernels else ()
+    return (str(arch),) if arch.tag == kernels else ()

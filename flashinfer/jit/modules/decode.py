@@ -40,12 +40,12 @@ def gen_single_decode_module(
     Raises:
         ValueError: there are no kernels for the device, a dtype, a size or the mode.
     """
-    where = device_of(device)
+    backend = device_of(device)
     return attention_spec(
         "decode",
-        where,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
-        head_dims_value(head_dim_qk, head_dim_vo, where),
+        backend,
+        dtypes_value(dtype_q, dtype_kv, dtype_o, backend),
+        head_dims_value(head_dim_qk, head_dim_vo, backend),
         variant_value(pos_encoding_mode, use_logits_soft_cap),
     )
 
@@ -103,13 +103,13 @@ def gen_customize_single_decode_module(
     Raises:
         ValueError: invalid names, types or sizes.
     """
-    where = device_of(device)
+    backend = device_of(device)
     return customize_spec(
         "decode",
-        where,
+        backend,
         uri,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
-        head_dims_value(head_dim_qk, head_dim_vo, where),
+        dtypes_value(dtype_q, dtype_kv, dtype_o, backend),
+        head_dims_value(head_dim_qk, head_dim_vo, backend),
         (additional_tensor_names, additional_tensor_dtypes),
         (additional_scalar_names, additional_scalar_dtypes),
         variant_name,

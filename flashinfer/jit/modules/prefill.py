@@ -74,12 +74,12 @@ def gen_single_prefill_module(
     Raises:
         ValueError: there are no kernels for the device, a dtype, a size or the mode.
     """
-    where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
+    module_backend, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     return attention_spec(
         "prefill",
         kernels,
         dtypes_value(dtype_q, dtype_kv, dtype_o, kernels),
-        head_dims_value(head_dim_qk, head_dim_vo, where),
+        head_dims_value(head_dim_qk, head_dim_vo, module_backend),
         variant_value(pos_encoding_mode, use_logits_soft_cap),
     )
 
@@ -133,15 +133,15 @@ def gen_customize_single_prefill_module(
         ValueError: invalid names, types or sizes, or ``fp8_enabled``: 8-bit queries support only builtin
             variants.
     """
-    where, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
+    module_backend, kernels = _kernels(backend, device, dtype_q, dtype_kv, pos_encoding_mode)
     if fp8_enabled:
         raise ValueError("fp8_enabled: got True, wanted False: 8-bit queries support only builtin variants")
     return customize_spec(
         "prefill",
         kernels,
         uri,
-        dtypes_value(dtype_q, dtype_kv, dtype_o, where),
-        head_dims_value(head_dim_qk, head_dim_vo, where),
+        dtypes_value(dtype_q, dtype_kv, dtype_o, module_backend),
+        head_dims_value(head_dim_qk, head_dim_vo, module_backend),
         (additional_tensor_names, additional_tensor_dtypes),
         (additional_scalar_names, additional_scalar_dtypes),
         variant_name,

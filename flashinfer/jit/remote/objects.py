@@ -3,8 +3,8 @@
     magic, public key of the signer, signature, size of the manifest, size of the library; manifest; library
 
 The layout is fixed, and no name, path or size in it is trusted. The signature covers the digests of both
-files, the module's name, its key and its build key. So an object that was moved, or an old one of another
-key, is rejected.
+files, the module's name, its key and its build key. An object at another path or of another key is therefore
+rejected.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def pack(found: Artifact, signer: Signer | None) -> bytes:
     manifest = json.dumps(found.manifest, indent=1, sort_keys=True).encode()
     public, signature = bytes(32), bytes(64)
     if signer is not None:
-        public, signature = signer(_signed(id_of(found), manifest, library))
+        public, signature = signer(_signed_message(id_of(found), manifest, library))
     return _HEAD.pack(MAGIC, public, signature, len(manifest), len(library)) + manifest + library
 
 
-def _signed(expected: ObjectId, manifest: bytes, library: bytes) -> bytes:
+def _signed_message(expected: ObjectId, manifest: bytes, library: bytes) -> bytes:
     digests = [hashlib.sha256(data).hexdigest() for data in (manifest, library)]
     return MAGIC + json.dumps([*expected, *digests]).encode()
 
@@ -87,7 +87,7 @@ def unpack(data: bytes, expected: ObjectId, trusted: Collection[bytes] | None) -
             raise ArtifactError("is not signed")
         if public not in trusted:
             raise ArtifactError(f"is signed by {key_line(public)}, a key that FLASHINFER_STORE_KEYS does not have")
-        if not is_signature(public, signature, _signed(expected, manifest, library)):
+        if not is_signature(public, signature, _signed_message(expected, manifest, library)):
             raise ArtifactError("has a wrong signature: the object is damaged, or belongs to another module")
     try:
         claims = json.loads(manifest)

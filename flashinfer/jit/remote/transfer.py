@@ -20,7 +20,7 @@ from .objects import ObjectId, id_of, install, pack, pointer, unpack
 from .signing import Signer, signer, trusted_keys
 from .transport import Store
 
-MAX_REQUESTS = 8  # requests
+MAX_REQUESTS = 8  # at once
 Refusal = Callable[[Artifact], str | None]
 _stores: dict[str, Store] = {}
 
@@ -90,16 +90,16 @@ def link_refusal(found: Artifact) -> str | None:
 def fetch_all(requests: Sequence[Request]) -> Answers:
     """Fetch modules whose locks this process holds."""
     candidates = stores()
-    nowhere = Rejected((f"none is in the stores {', '.join(one.url for one in candidates)}",))
+    not_found = Rejected((f"none is in the stores {', '.join(one.url for one in candidates)}",))
     with ThreadPoolExecutor(min(MAX_REQUESTS, len(requests))) as pool:
         for request, found in zip(requests, pool.map(partial(_fetch_request, candidates), requests), strict=True):
-            yield request, nowhere if found is None else found
+            yield request, not_found if found is None else found
 
 
 def _fetch_request(candidates: Sequence[Store], request: Request) -> Artifact | None:
     """Fetch the build of a request. If this machine has no tools, fetch any build for its archs."""
     name, key, build = request.spec.name, request.key, request.build_key
-    refusal = link_refusal if isinstance(request, BuildRequest) else request.refuses
+    refusal = link_refusal if isinstance(request, BuildRequest) else request.refusal
     if build:
         return fetch(candidates, ObjectId(name, key, build), request.destination_of(build), refusal)
     return fetch_default(candidates, request.spec, key, request.archs, request.destination_of, refusal)

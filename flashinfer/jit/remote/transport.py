@@ -113,7 +113,7 @@ class Store:
         self.left = env.STORE_TIMEOUT.get()
         self.off = False
         self._transport: Any = None
-        self._said = set[str]()
+        self._reported = set[str]()
         self._missed = dict[str, float]()
 
     def get(self, name: str, ignore_misses: bool = False) -> bytes | None:
@@ -140,8 +140,8 @@ class Store:
 
     def complain(self, text: str) -> None:
         """Report a problem of this store, once."""
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             say(f"store {self.url}: {text}")
 
     def prepare(self) -> None:
@@ -158,8 +158,8 @@ class Store:
             self._transport = kind(self.url)
         return self._transport
 
-    def _ask(self, request: Callable[[float], Any], nothing: Any) -> Any:
-        """Return the result of a request, or ``nothing``. Only failures count against the store's time."""
+    def _ask(self, request: Callable[[float], Any], default: Any) -> Any:
+        """Return the result of a request, or ``default``. Only failures count against the store's time."""
         for pause in (*PAUSES, 0.0):
             if self.off:
                 break
@@ -191,7 +191,7 @@ class Store:
                 pause = min(pause * random.uniform(0.5, 1.5), self.left)
                 self.left -= pause
                 time.sleep(pause)
-        return nothing
+        return default
 
 
 def _is_unreachable(err: Exception) -> bool:

@@ -1,6 +1,6 @@
-"""Notes, locks and states of processes, which a builder and the program before each compiler share.
+"""Notes, locks and process states, for builders and for the wrapper of each compiler command (``__main__``).
 
-That program is started as ``python -I -S``. It imports little, so that it starts fast.
+The wrapper is started as ``python -I -S``. It imports little, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def open_lock(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def share(descriptor: int) -> None:
-    """Hold a shared lock on a file until it is closed. See :func:`is_shared`."""
+def hold_shared(descriptor: int) -> None:
+    """Hold a shared lock on a file until it is closed. See :func:`is_held`."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def is_shared(path: str | os.PathLike[str]) -> bool:
+def is_held(path: str | os.PathLike[str]) -> bool:
     """Return whether a process holds a lock on a file. The answer is yes on a file system without locks."""
     with suppress(OSError), open(path) as file:
         try:
@@ -116,7 +116,7 @@ def is_shared(path: str | os.PathLike[str]) -> bool:
 PROC, CGROUPS = "/proc", "/sys/fs/cgroup"
 
 
-def resident(groups: set[int]) -> dict[int, int]:
+def resident_memory(groups: set[int]) -> dict[int, int]:
     """Return the bytes in memory of each process group."""
     sums = dict.fromkeys(groups, 0)
     for name in filter(str.isdigit, os.listdir(PROC)):
@@ -130,7 +130,7 @@ def _stat(pid: object) -> list[str]:
     return _read(f"{PROC}/{pid}/stat").rpartition(")")[2].split()
 
 
-def trouble(pid: object) -> str:
+def process_problem(pid: object) -> str:
     """Return ``stopped`` (by SIGSTOP or a debugger), ``gone`` or an empty string for a local process."""
     state = (_stat(pid) or ["X"])[0]
     return "stopped" if state in "Tt" else "gone" if state in "ZX" else ""

@@ -2,8 +2,8 @@
 
 FILE is the command's output. The worker waits for a compile slot, and kills the compiler and itself as soon
 as the builder is gone. Next to FILE it writes a record: times, memory, and digests of FILE and of its inputs.
-An object with a valid record is not compiled again. So an interrupted build resumes, whatever happened to
-times, ninja's log or the object. The worker prints one line for the builder before the compiler's output and
+An object with a valid record is not compiled again. So an interrupted build resumes, even if file times, ninja's
+log or the object have changed. The worker prints one line for the builder before the compiler's output and
 one after it.
 """
 
@@ -21,7 +21,7 @@ if not __package__:  # started by its path: import the files next to it as a pac
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     __package__ = "worker"
 
-from . import RUN, UNIT, file_digest, inputs_digest, is_up_to_date, share
+from . import RUN, UNIT, file_digest, hold_shared, inputs_digest, is_up_to_date
 from .slots import POLL, take_slot
 
 
@@ -32,7 +32,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         text = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, with a shared lock, until this process ends)
-        share(text.fileno())
+        hold_shared(text.fileno())
         run = json.load(text)
     except (OSError, ValueError) as err:
         print(f"fatal error: the build directory was changed while it was in use: {err}", file=sys.stderr)
@@ -41,7 +41,7 @@ def main() -> int:
     builder = select.poll()
     builder.register(run["alive"], select.POLLIN)
 
-    def check() -> None:
+    def end_without_builder() -> None:
         if builder.poll(0):  # only the builder has the other end of this pipe, so it is gone
             os.killpg(0, signal.SIGKILL)
 
@@ -49,7 +49,7 @@ def main() -> int:
         tell(file=file, code=0)
         return 0
     queued = time.time()
-    slot = take_slot(run["slots"], run["limit"], run["expected"].get(os.path.basename(file), 0), check)
+    slot = take_slot(run["slots"], run["limit"], run["expected"].get(os.path.basename(file), 0), end_without_builder)
     started = time.time()
     tell(file=file, command=command)
     code, peak = compile_(command, builder)

@@ -2,8 +2,7 @@
 
 Every compiler and linker holds a slot: a locked file in a directory that all processes of a user share. The
 kernel releases a lock however its process ends, so no slot is ever lost. The queue for slots is a lock too:
-only its holder checks running units and memory. So the next unit waits for a large one instead of starving
-it. These locks are flock calls, because importing filelock takes too long for a program that runs before
+only its holder checks running units and memory. So later units cannot starve a unit that needs much memory. These locks are flock calls, because importing filelock takes too long for a program that runs before
 every compiler.
 """
 
@@ -13,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 
-from . import available_memory, open_lock, read_note, resident, trouble, try_lock, write_note
+from . import available_memory, open_lock, process_problem, read_note, resident_memory, try_lock, write_note
 
 POLL = 0.02  # seconds between two attempts
 
@@ -29,11 +28,11 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
         queue = open_lock(f"{folder}/turn")
         while True:
             check()
-            if mine := try_lock(queue):
+            if has_queue := try_lock(queue):
                 write_note(queue, {"pid": os.getpid()})
             # A stopped process at the head of the queue must not stop the machine.
-            may_take = mine or trouble(read_note(queue).get("pid")) == "stopped"
-            if may_take and (slot := free_slot(folder, limit, expected, mine)) is not None:
+            may_take = has_queue or process_problem(read_note(queue).get("pid")) == "stopped"
+            if may_take and (slot := free_slot(folder, limit, expected, has_queue)) is not None:
                 os.close(queue)
                 return slot[0]
             time.sleep(POLL)
@@ -41,9 +40,9 @@ def take_slot(folder: str, limit: int, expected: int, check: Callable[[], None] 
         return 0  # no locks, or no directory for them: compiling without a limit is better than no build
 
 
-def free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tuple[int, int] | None:
+def free_slot(folder: str, limit: int, expected: int, has_queue: bool = True) -> tuple[int, int] | None:
     """Return number and descriptor of a slot that was just locked, or ``None`` if the unit has to wait."""
-    # Without the queue's lock (not ``mine``), its stopped holder may have a slot whose note is missing or
+    # Without the queue's lock (not ``has_queue``), its stopped holder may have a slot whose note is missing or
     # outdated.
     running: list[dict[str, int]] = []
     free: tuple[int, int] | None = None
@@ -58,8 +57,8 @@ def free_slot(folder: str, limit: int, expected: int, mine: bool = True) -> tupl
             write_note(descriptor, {"pid": os.getpid()})
             continue
         if not is_free:
-            state = trouble((note := read_note(descriptor)).get("pid"))
-            if not state or (mine and state == "gone"):
+            state = process_problem((note := read_note(descriptor)).get("pid"))
+            if not state or (has_queue and state == "gone"):
                 running.append(note)
         os.close(descriptor)
     if free is not None and running and (len(running) >= limit or not _fits(expected, running)):
@@ -76,6 +75,6 @@ def _fits(expected: int, running: list[dict[str, int]]) -> bool:
     needs = {note.get("group", -1): note.get("expected", 0) for note in running}
     if available is None or expected + sum(needs.values()) <= available:
         return True
-    has = resident(set(needs))
+    has = resident_memory(set(needs))
     growth = sum(max(0, need - has[group]) for group, need in needs.items())
     return expected + growth <= available
