@@ -109,7 +109,7 @@ class BatchAttention(BatchWrapper):
             num_pages,
             indptr,
             tables.to_device("kv_indices", None, kv_indices[:used]),
-            row_start=int(queries[0]),
+            first_query=int(queries[0]),
         )
 
     def _move_to(self, device: torch.device) -> None:
@@ -157,5 +157,5 @@ class BatchAttention(BatchWrapper):
         planned = self._planned_or_fail("run")
         if logits_soft_cap and logits_soft_cap != planned.logits.logits_soft_cap:
             raise value_error(op, "logits_soft_cap", logits_soft_cap, f"the plan's, {planned.logits.logits_soft_cap}")
-        self._events.use(op, profiler_buffer, planned.operators, self.device)
+        self._events.set_buffer(op, profiler_buffer, planned.operators, self.device)
         return self._run_paged(q, kv_cache, (), (None, k_scale, v_scale), out, lse, True)  # type: ignore[return-value]

@@ -224,9 +224,9 @@ class MultiLevelCascadeAttentionWrapper(NoCopies):
                 logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
                 q_data_type=q_data_type,
             )  # fmt: skip
-        rows = [level._planned_or_fail("plan").batch.rows for level in self._levels]
-        check_equal(op, "qo_indptr_arr", rows, "queries at the levels")
-        self._rows = rows[0]
+        num_queries = [level._planned_or_fail("plan").batch.num_queries for level in self._levels]
+        check_equal(op, "qo_indptr_arr", num_queries, "queries at the levels")
+        self._rows = num_queries[0]
 
     begin_forward = plan
 

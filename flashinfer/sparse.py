@@ -142,7 +142,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
         tables = Tables(op, self.device, non_blocking)
         last = torch.full((rows,), C, dtype=torch.int32, device="cpu")
         batch = paged_batch(tables, qo_indptr, C, given["indptr"], near, given["indices"], last)
-        check_range(op, "indices", batch.kv_rows - 1, most=N // C - 1)
+        check_range(op, "indices", batch.kv_size - 1, most=N // C - 1)
         custom = None
         if packed_mask is None and mask is not None:
             custom = self._flat(op, mask, near, given["indices"].numel(), R, C)[

@@ -12,7 +12,7 @@ import math
 import torch
 
 from ._attention.arguments import PagedCache
-from ._attention.plan_free import Queries, Scales, attend, halves_of
+from ._attention.plan_free import Queries, Scales, attend, cache_pair
 from ._ops.arguments import check_none
 from ._ops.dtypes import dtype_of
 from ._ops.errors import value_error
@@ -97,7 +97,7 @@ def xqa_batch_decode_with_kv_cache(
     if q_len_per_req is None:
         raise value_error(op, "q_len_per_req", None, "the queries of each request")
     return attend(
-        op, query, halves_of(op, kv_cache), kv_layout, block_tables, seq_lens, max_seq_len,
+        op, query, cache_pair(op, kv_cache), kv_layout, block_tables, seq_lens, max_seq_len,
         Queries(whole(op, "q_len_per_req", q_len_per_req), q_cu_seq_lens, mask),
         Scales(bmm1_scale, bmm2_scale), window_left, sinks, out, workspace_buffer,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def trtllm_batch_decode_with_kv_cache(
         elif out.dtype != wanted:
             raise value_error(op, "out_dtype", wanted, f"{out.dtype} as out has")
     return attend(
-        op, query, halves_of(op, kv_cache), kv_layout, block_tables, seq_lens, max_seq_len,
+        op, query, cache_pair(op, kv_cache), kv_layout, block_tables, seq_lens, max_seq_len,
         Queries(whole(op, "q_len_per_req", q_len_per_req), cum_seq_lens_q, mask),
         Scales(bmm1_scale, bmm2_scale), window_left, sinks, out, workspace_buffer,
     )  # fmt: skip

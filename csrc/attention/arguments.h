@@ -90,16 +90,16 @@ struct VariantArguments {
   X(int64_t, max_slots)                \
   X(int64_t, tile_rows)                \
   X(int64_t, slot_rows)                \
-  X(int64_t, rows)                     \
-  X(int64_t, kv_rows)
+  X(int64_t, num_queries)              \
+  X(int64_t, kv_size)
 FLASHINFER_ARGUMENTS(RebindArguments, FLASHINFER_ATTENTION_REBIND)
 
 // Expectations of bind() about later calls. -1 accepts anything.
 #define FLASHINFER_ATTENTION_EXPECTED(X) \
   X(int64_t, handle)                     \
   X(int64_t, q_dims)                     \
-  X(int64_t, rows)                       \
-  X(bool, more_rows)                     \
+  X(int64_t, num_queries)                \
+  X(bool, allows_more_queries)           \
   X(int64_t, num_qo_heads)               \
   X(int64_t, num_kv_heads)               \
   X(int64_t, head_dim_qk)                \
@@ -107,7 +107,7 @@ FLASHINFER_ARGUMENTS(RebindArguments, FLASHINFER_ATTENTION_REBIND)
   X(int64_t, dtype_q)                    \
   X(int64_t, dtype_kv)                   \
   X(int64_t, page_size)                  \
-  X(int64_t, kv_rows)
+  X(int64_t, kv_size)
 FLASHINFER_ARGUMENTS(ExpectedArguments, FLASHINFER_ATTENTION_EXPECTED)
 
 // Arguments of bound calls. Keys and values may be one cache of both, in k. Queries without a dimension of

@@ -18,20 +18,20 @@ namespace flashinfer::binding {
 
 // Properties that a call must have. -1 accepts anything.
 struct Expected {
-  int64_t q_dims, rows;
-  bool more_rows;  // buffers of a captured graph may exceed the plan
+  int64_t q_dims, num_queries;
+  bool allows_more_queries;  // than the plan: buffers of a captured graph may be larger
   int64_t num_qo_heads, num_kv_heads;
   AttentionConfig config;
-  int64_t page_size, kv_rows;  // kv_rows: pages, or rows of ragged keys, in the tables
+  int64_t page_size, kv_size;  // kv_size: pages or ragged keys that the tables use
 
   Expected(const Check& check, const ExpectedArguments& given)
       : q_dims(given.q_dims),
-        rows(given.rows),
-        more_rows(given.more_rows),
+        num_queries(given.num_queries),
+        allows_more_queries(given.allows_more_queries),
         num_qo_heads(given.num_qo_heads),
         num_kv_heads(given.num_kv_heads),
         page_size(given.page_size),
-        kv_rows(given.kv_rows) {
+        kv_size(given.kv_size) {
     config.head_dim_qk = check.int32("head_dim_qk", given.head_dim_qk);
     config.head_dim_vo = check.int32("head_dim_vo", given.head_dim_vo);
     config.q = config.o = static_cast<DType>(given.dtype_q);
@@ -46,9 +46,9 @@ struct Expected {
     size(check, inputs.v, -1, config.head_dim_vo);
     size(check, inputs.q, 1, num_qo_heads);
     size(check, inputs.k, inputs.dims.head, num_kv_heads);
-    if (!more_rows || inputs.num_tokens() < rows) size(check, inputs.q, 0, rows);
+    if (!allows_more_queries || inputs.num_tokens() < num_queries) size(check, inputs.q, 0, num_queries);
     if (inputs.paged) size(check, inputs.k, inputs.dims.row, page_size);
-    if (inputs.k.size(inputs.paged ? inputs.dims.page : inputs.dims.row) < kv_rows)
+    if (inputs.k.size(inputs.paged ? inputs.dims.page : inputs.dims.row) < kv_size)
       check.fail(inputs.k, "has fewer rows or pages than the tables of the plan use");
   }
 
@@ -74,7 +74,7 @@ struct Bound {
 
   Bound(const Check& check, const Bound& like, const RebindArguments& given)
       : expected(like.expected), arguments(like.arguments), stream(like.stream.load()) {
-    expected.rows = given.rows, expected.kv_rows = given.kv_rows;
+    expected.num_queries = given.num_queries, expected.kv_size = given.kv_size;
     arguments.replan(check, given);
   }
 };

@@ -23,10 +23,10 @@ enum PlanField {
   kMaxMerges,
   kMaxSlots,
   kNeeded,
-  kGood,  // 0: tables do not fit each other
-  kRows,
-  kRowStart,
-  kKvRows,
+  kValid,  // 0: tables do not fit each other
+  kNumQueries,
+  kFirstQuery,
+  kKvSize,
   kKvStart,
   kKvEnd,
 };

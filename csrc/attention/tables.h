@@ -105,18 +105,18 @@ struct HostTable {
   }
 };
 
-// Lengths of keys of a batch. If the tables do not fit each other, `good` is false and the other members are
+// Lengths of keys of a batch. If the tables do not fit each other, `valid` is false and the other members are
 // undefined. The caller then looks for the error in Python.
 //
 // Without kv_indptr, lengths are kv_lens. With it, they are differences of offsets if keys are ragged
 // (page_size 0). For pages they follow from last_page_len, or are kv_lens, which must fit into the pages.
 struct BatchLengths {
-  bool good = false;
+  bool valid = false;
   int64_t batch_size = 0;
   std::vector<int32_t> lens;
-  int32_t rows = 0, row_start = 0;   // end and start of queries
-  int32_t kv_rows = 0;               // one more than the largest page, if kv_indices is there; the end of ragged keys
-  int32_t kv_start = 0, kv_end = 0;  // the first and the last offset of keys
+  int32_t num_queries = 0, first_query = 0;  // end and start of the requests' queries in q
+  int32_t kv_size = 0;                       // one more than the largest page of kv_indices, or the end of ragged keys
+  int32_t kv_start = 0, kv_end = 0;          // the first and the last offset of keys
 
   BatchLengths(const Check& check, const PlanTables& given, int64_t page_size) {
     const HostTable queries(check, given.qo_indptr, "qo_indptr"), lengths(check, given.kv_lens, "kv_lens");
@@ -126,10 +126,10 @@ struct BatchLengths {
     batch_size = offsets ? offsets.size - 1 : lengths.size;
     if (batch_size > INT32_MAX / 64) check.fail("kv_lens", "got too many requests");
     if (batch_size < 0 || (queries && !queries.are_offsets(batch_size))) return;
-    rows = queries ? queries[batch_size] : static_cast<int32_t>(batch_size);
-    row_start = queries ? queries[0] : 0;
+    num_queries = queries ? queries[batch_size] : static_cast<int32_t>(batch_size);
+    first_query = queries ? queries[0] : 0;
     lens.resize(batch_size);
-    good = offsets ? read_offsets(offsets, lengths, last, page_size) && read_pages(pages) : read_lengths(lengths);
+    valid = offsets ? read_offsets(offsets, lengths, last, page_size) && read_pages(pages) : read_lengths(lengths);
   }
 
  private:
@@ -144,7 +144,7 @@ struct BatchLengths {
     kv_start = offsets[0], kv_end = offsets[batch_size];
     if (page_size == 0) {
       for (int64_t b = 0; b < batch_size; ++b) lens[b] = offsets[b + 1] - offsets[b];
-      kv_rows = kv_end;
+      kv_size = kv_end;
       return true;
     }
     const HostTable& given = last ? last : lengths;
@@ -178,7 +178,7 @@ struct BatchLengths {
     for (int lane = 0; lane < 4; ++lane) max_page = std::max(max_page, max_of[lane]), bits |= bits_of[lane];
     for (; i < kv_end; ++i) max_page = std::max(max_page, pages[i]), bits |= pages[i];
     if (bits < 0 || max_page == std::numeric_limits<int32_t>::max()) return false;
-    kv_rows = max_page + 1;
+    kv_size = max_page + 1;
     return true;
   }
 };
@@ -223,7 +223,7 @@ void plan_batch(const Check& check, const PlanTables& given, const PlanNumbers& 
   const View buffer(given.buffer, "buffer");
   int32_t* header = plan_header(check, buffer);
   std::fill(header, header + kPlanHeader, 0);
-  if (!batch.good) return;
+  if (!batch.valid) return;
   PlanRequest request = plan_request(check, given, numbers, batch);
   const int64_t rows = rows_of_requests(check, request), batch_size = request.batch_size;
   const WorkLimits tiles = limits(request, batch_size > 0 ? (rows + batch_size - 1) / batch_size : 0);
@@ -232,10 +232,10 @@ void plan_batch(const Check& check, const PlanTables& given, const PlanNumbers& 
   request.item_keys = tiles.item_keys, request.merge_keys = tiles.merge_keys;
   request.whole_keys = tiles.whole_keys;
   // A captured graph also needs room for rows before the first request: a later plan may use them.
-  const int64_t most_rows = int64_t{batch.rows} * request.group;
+  const int64_t most_rows = int64_t{batch.num_queries} * request.group;
   if (most_rows > INT32_MAX) check.fail("qo_indptr", "got more than 2147483647 rows");
-  header[kGood] = 1, header[kRows] = batch.rows, header[kRowStart] = batch.row_start;
-  header[kKvRows] = batch.kv_rows, header[kKvStart] = batch.kv_start, header[kKvEnd] = batch.kv_end;
+  header[kValid] = 1, header[kNumQueries] = batch.num_queries, header[kFirstQuery] = batch.first_query;
+  header[kKvSize] = batch.kv_size, header[kKvStart] = batch.kv_start, header[kKvEnd] = batch.kv_end;
   write_lists(check, buffer, request, most_rows, numbers.max_items, numbers.max_merges);
   if (numbers.with_tables) append_tables(check, buffer, given, batch);
 }

@@ -42,8 +42,8 @@ def split_rule_of(
 def default_rule(few_queries: bool) -> SplitRule:
     """Return the rule of a plan without an option.
 
-    In batch-invariant mode, keys of few queries are split at fixed places. Partial states of many queries would take
-    too much memory, and so would the lists of captured graphs.
+    In batch-invariant mode, keys are split at fixed multiples if a request has few queries, and never otherwise. The
+    partial states of many queries, and the lists of captured graphs, would take too much memory.
     """
     if not BATCH_INVARIANT.get():
         return BALANCED
@@ -94,7 +94,7 @@ def check_backend(op: str, backend: str, known: tuple[str, ...], jit_args: objec
     """Check ``backend`` and ``jit_args`` of a constructor.
 
     Names of other libraries' backends raise ``UnsupportedError``. ``jit_args`` is checked too, because a caller may
-    pass the backend by position, as this argument.
+    pass the backend in its position.
     """
     if jit_args is not None:
         check_items(op, "jit_args", jit_args, "a generator's arguments")

@@ -55,12 +55,12 @@ def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torc
     return k, v
 
 
-def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """Return ``x``, or a copy if kernels cannot read its rows.
+def as_readable(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x``, or a copy if kernels cannot read it.
 
-    Rows must be contiguous. On CUDA they must start at multiples of 16 bytes.
+    Its rows must be contiguous. On CUDA they must start at multiples of 16 bytes.
     """
-    # Graphs cannot trace an address. The operator reports misaligned rows there.
+    # A graph cannot trace an address. The operator checks the alignment instead.
     aligned = x.is_cpu or is_compiling() or x.data_ptr() % 16 == 0
     if aligned and x.is_contiguous():
         return x

@@ -52,7 +52,7 @@ def kernels_of(
         mask: a variant of :data:`flashinfer.jit.modules._attention.MASKS`, or ``""``.
         family: ``decode``, whose requests have one query, or ``prefill``.
         soft_cap: select the variant with a soft cap. Only for ``mask = ""``.
-        invariant: neither tiles nor splits depend on the batch. One worker splits nothing.
+        invariant: tiles and splits do not depend on the batch. A schedule for one worker splits no request.
 
     Raises:
         ValueError: dtypes or sizes without kernels.
@@ -208,16 +208,17 @@ def schedule(
         most_keys: largest number of keys of a request.
         table_stride: entries of the page table from one request to the next.
         mask_mode, window_left: mask of the runs. The schedule omits keys that no row of a tile sees.
-        sm_scale: float32 tensor with one element on the device, used instead of the number. ``None``: the number.
+        sm_scale: float32 tensor with one element on the device, read by the kernels instead of their
+            parameter ``sm_scale``, or ``None``.
 
     Raises:
         ValueError: a workspace that is too small.
     """
     batch_size = seq_lens.numel()
     plan, kv_indptr, numbers, partials = _cached_views(op, workspace, layout, batch_size)
-    given = None if sm_scale is None else numbers
+    used_numbers = None if sm_scale is None else numbers
     schedule_batch(
-        plan, kv_indptr, given, seq_lens, qo_indptr, sm_scale, num_tokens, q_len, most_keys, table_stride,
+        plan, kv_indptr, used_numbers, seq_lens, qo_indptr, sm_scale, num_tokens, q_len, most_keys, table_stride,
         shape.num_kv_heads, shape.num_qo_heads // shape.num_kv_heads, kernels.tile_rows, mask_mode, window_left,
         kernels.workers,
     )  # fmt: skip
@@ -225,4 +226,4 @@ def schedule(
         plan, partials, batch_size, layout.max_items, layout.max_merges, layout.max_slots, kernels.tile_rows,
         layout.slot_rows,
     )  # fmt: skip
-    return Schedule(kv_indptr, given, lists)
+    return Schedule(kv_indptr, used_numbers, lists)

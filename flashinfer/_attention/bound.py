@@ -1,6 +1,6 @@
-"""Bound calls of attention: operators with few arguments for eager mode. Also the streams of runs.
+"""Bound calls of attention: operators with few arguments for eager mode. Also the record of a run's stream.
 
-torch converts every argument of an operator in each call. This takes as long as the operator's own host work.
+torch converts every argument of an operator in each call. The conversion takes as long as the operator's own host work.
 ``run`` of an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` stores the equal
 ones once, under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and all other arguments.
 
@@ -24,7 +24,7 @@ from .._ops.dtypes import NUMBERS
 from .._ops.errors import raise_as_callers_mistake
 from .._ops.route import call_handle
 from .arguments import Logits, parameters_of, variant_of
-from .kernels import kernels_of_one
+from .kernels import kernels_of_request
 from .lists import Shape, WorkLists
 from .operators import Operators, builtin_operators
 from .scales import NO_SCALES, Scale
@@ -42,7 +42,7 @@ _handles = iter(itertools.count(1).__next__, None)
 
 
 class Bound:
-    """Handle of a module's bound calls of one kind. The module frees them with this object."""
+    """Handle of the bound calls for one set of arguments. The module frees them with this object."""
 
     __slots__ = (
         "_handle", "_rebind", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_stream", "_tensors", "_unbind",
@@ -65,11 +65,12 @@ class Bound:
             )
         )  # fmt: skip
 
-    def rebind(self, arguments: CallArguments, lists: WorkLists, rows: int, kv_rows: int) -> None:
+    def rebind(self, arguments: CallArguments, lists: WorkLists, num_queries: int, kv_size: int) -> None:
         """Use the tables of another plan. Every other argument is equal. After an error nothing has changed."""
         call_handle(
-            self._rebind, self._handle, lists.plan, arguments.kv_indptr, arguments.kv_indices, *lists[2:], rows, kv_rows
-        )
+            self._rebind, self._handle, lists.plan, arguments.kv_indptr, arguments.kv_indices, *lists[2:], num_queries,
+            kv_size,
+        )  # fmt: skip
         self._tensors, self._refusals = (arguments, self._tensors[1]), 0
 
     def stream(self) -> int:
@@ -109,7 +110,7 @@ class Bound:
                 if not type(q_scale) is type(k_scale) is type(o_scale) is float:
                     return None
                 sm_scale = (self._sm_scale if sm_scale is None else sm_scale) * q_scale * k_scale
-        except AttributeError:  # an argument that is no tensor, which the full operator refuses
+        except AttributeError:  # an argument is no tensor: the full operator raises the error
             self._refusals += 1
             return None
         result: Result
@@ -140,7 +141,7 @@ class LastRun:
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
 
-    def note(self, device: torch.device) -> None:
+    def record(self, device: torch.device) -> None:
         """Record the current stream of ``device``."""
         if device.type == "cuda" and not is_dynamo_compiling():
             self._stream = torch.cuda.current_stream(device)
@@ -168,15 +169,15 @@ def is_refusal(err: RuntimeError) -> bool:
 
 
 def bind_plan(
-    operators: Operators, shape: Shape, rows: int, more_rows: bool, page_size: int | None, kv_rows: int,
-    arguments: CallArguments, parameters: Parameters,
+    operators: Operators, shape: Shape, num_queries: int, allows_more_queries: bool, page_size: int | None,
+    kv_size: int, arguments: CallArguments, parameters: Parameters,
 ) -> Bound | None:  # fmt: skip
     """Return the bound calls of a plan, or ``None`` if it needs the full operator."""
     if shape.dtype_o != shape.dtype_q:
         return None
     expected = ExpectedArguments(
-        0, 3, rows, more_rows, shape.num_qo_heads, shape.num_kv_heads, shape.head_dim_qk, shape.head_dim_vo,
-        NUMBERS[shape.dtype_q], NUMBERS[shape.dtype_kv], page_size or 0, kv_rows,
+        0, 3, num_queries, allows_more_queries, shape.num_qo_heads, shape.num_kv_heads, shape.head_dim_qk,
+        shape.head_dim_vo, NUMBERS[shape.dtype_q], NUMBERS[shape.dtype_kv], page_size or 0, kv_size,
     )  # fmt: skip
     return Bound(operators, expected, arguments, parameters)
 
@@ -201,7 +202,7 @@ class BoundCalls:
         return_lse: bool,
         sm_scale: float | None,
     ) -> Result | None:
-        """Return the result, or ``None`` for the first call of a kind and for calls of the full operator."""
+        """Return the result, or ``None`` if the call is not bound yet or needs the full operator."""
         if is_compiling():
             return None
         try:
@@ -226,7 +227,7 @@ class BoundCalls:
             return  # slopes depend on the number of heads
         dtypes, head_dims = (q.dtype, k.dtype, q.dtype), (q.shape[-1], v.shape[-1])
         try:
-            kernels = kernels_of_one(
+            kernels = kernels_of_request(
                 backend, self._family, q, k, v, layout, mask_mode, logits.pos_encoding_mode,
                 logits.logits_soft_cap > 0, q.dtype,
             )  # fmt: skip

@@ -20,11 +20,11 @@ from .._ops.numbers import check_option, check_range, finite, positive, whole
 from .._ops.tensors import check_metadata
 from ..env import BATCH_INVARIANT
 from ..errors import UnsupportedError
-from .arguments import CAUSAL, NON_CAUSAL, check_sinks, no_gradient, rows_of
+from .arguments import CAUSAL, NON_CAUSAL, as_readable, check_sinks, no_gradient
 from .batch_schedule import kernels_of, schedule, schedule_layout_of
 from .lists import Shape
 from .operators import call, number_of_variant
-from .plan_free import LENGTHS, QUERIES, as_int32, check_workspace, factor_of, flat_table, halves_of, store
+from .plan_free import LENGTHS, QUERIES, as_int32, cache_pair, check_workspace, factor_of, flat_table, store
 from .signature import CallArguments, Parameters
 
 LAYOUTS = ("PACKED_QKV", "CONTIGUOUS_Q_KV", "SEPARATE_Q_K_V", "Q_PAGED_KV_NHD", "Q_PAGED_KV_HND")
@@ -148,20 +148,20 @@ def trtllm_fmha_v2_prefill(
         variant = "" if not mask.chunk else "chunk_mask_soft_cap" if cap > 0 else "chunk_mask"
         kernels = kernels_of(op, shape, longest, variant, q.device, "prefill", cap > 0, BATCH_INVARIANT.get())
         schedule_layout = schedule_layout_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)
-        made = schedule(
+        scheduled = schedule(
             op, workspace_buffer, shape, kernels, schedule_layout, as_int32(seq_lens), cum_seq_lens_q.contiguous(),
             tokens, longest, min(most_keys, keys.most), keys.table_stride, mask.mode, mask.window, sm_scale,
         )  # fmt: skip
         arguments = CallArguments(
-            made.kv_indptr if keys.indptr is None else keys.indptr, keys.pages, *made.lists, kv_layout=layout,
+            scheduled.kv_indptr if keys.indptr is None else keys.indptr, keys.pages, *scheduled.lists, kv_layout=layout,
             mask_mode=mask.mode, window_left=mask.window, o_scale=o_scale,
             variant=0 if variant else number_of_variant(0, cap > 0),
         )  # fmt: skip
-        parameters: tuple[Any, ...] = Parameters(None, made.numbers, None, sinks, scale, cap)
+        parameters: tuple[Any, ...] = Parameters(None, scheduled.numbers, None, sinks, scale, cap)
         if variant:
-            parameters = (made.numbers, sinks, scale, *((cap,) if cap > 0 else ()), mask.chunk)
+            parameters = (scheduled.numbers, sinks, scale, *((cap,) if cap > 0 else ()), mask.chunk)
         # The conversion is exact: 16-bit types represent all values of e4m3.
-        queries = rows_of(q if q.dtype == shape.dtype_q else q.to(shape.dtype_q))
+        queries = as_readable(q if q.dtype == shape.dtype_q else q.to(shape.dtype_q))
         result = out if out.dtype == shape.dtype_o else torch.empty(out.shape, dtype=shape.dtype_o, device=q.device)
         call(op, kernels.operators.run, queries, k, v, result, lse, *arguments, *parameters)
         store(out, result, out_factor)
@@ -184,7 +184,7 @@ def _operands(op: str, qkv: Any, input_layout: str) -> tuple[int, torch.Tensor, 
     check_items(op, "qkv", qkv, "queries and a cache", 2)
     if isinstance(qkv[1], torch.Tensor):
         bind(op, kv_cache=(qkv[1], "_ 2 _ _ _"))
-    return HND if input_layout == "Q_PAGED_KV_HND" else NHD, qkv[0], *halves_of(op, qkv[1])
+    return HND if input_layout == "Q_PAGED_KV_HND" else NHD, qkv[0], *cache_pair(op, qkv[1])
 
 
 def _shape_and_out(
@@ -220,15 +220,15 @@ def _shape_and_out(
     return Shape(heads, num_kv_heads, head_dim, head_dim, computed, k.dtype, computed), out
 
 
-class MaskOf(NamedTuple):
-    """Mask of a call: the operators' mode, window, and the keys of a chunk or 0."""
+class MaskSettings(NamedTuple):
+    """Mask of a call for the operators: mode, window, and the keys of a chunk or 0."""
 
     mode: int
     window: int
     chunk: int
 
 
-def _mask_of(op: str, mask_mode: str, window_left: int, chunk: int) -> MaskOf:
+def _mask_of(op: str, mask_mode: str, window_left: int, chunk: int) -> MaskSettings:
     if not isinstance(mask_mode, str):
         raise TypeError(f"{op}: mask_mode: got {type(mask_mode).__name__}, wanted one of {', '.join(MASKS)}")
     name = mask_mode.lower()
@@ -239,13 +239,13 @@ def _mask_of(op: str, mask_mode: str, window_left: int, chunk: int) -> MaskOf:
     if name != "chunked":
         if size:
             raise value_error(op, "chunked_attention_size", size, f"0 for {name}")
-        return MaskOf(NON_CAUSAL if name == "padding" else CAUSAL, window, 0)
+        return MaskSettings(NON_CAUSAL if name == "padding" else CAUSAL, window, 0)
     if not 0 < size <= 1 << 30 or size & (size - 1):
         raise value_error(op, "chunked_attention_size", size, "a power of two up to 2^30 for chunked")
-    return MaskOf(CAUSAL, size - 1 if window < 0 else min(window, size - 1), size)
+    return MaskSettings(CAUSAL, size - 1 if window < 0 else min(window, size - 1), size)
 
 
-class Keys(NamedTuple):
+class KeyTables(NamedTuple):
     """Tables of the keys: offsets of ragged keys, or pages."""
 
     indptr: torch.Tensor | None
@@ -257,7 +257,7 @@ class Keys(NamedTuple):
 def _keys_of(
     op: str, k: torch.Tensor, v: torch.Tensor, layout: int, paged: bool, batch_size: int, seq_lens: torch.Tensor,
     indptr: torch.Tensor, tables: torch.Tensor | None,
-) -> Keys:  # fmt: skip
+) -> KeyTables:  # fmt: skip
     if not paged:
         if tables is not None:
             raise value_error(op, "block_tables", "a tensor", "None for keys without pages")
@@ -266,22 +266,22 @@ def _keys_of(
             starts = indptr[:-1].long()
             check_range(op, "cum_seq_lens_kv", int(starts.min()), 0)
             check_range(op, "cum_seq_lens_kv", int((starts + seq_lens.view(torch.int32)).max()), 0, k.shape[0])
-        return Keys(indptr.contiguous(), None, 0, k.shape[0])
+        return KeyTables(indptr.contiguous(), None, 0, k.shape[0])
     if tables is None:
         raise value_error(op, "block_tables", None, "the pages of each request")
     page_size = k.shape[1 + layout]
     if isinstance(tables, torch.Tensor) and tables.dim() == 3:
         bind(op, k=(k, None), block_tables=(tables, "_ 2 _", (torch.int32,)))
-        tables = _of_keys(op, k, v, page_size, seq_lens, tables)
+        tables = _key_pages(op, k, v, page_size, seq_lens, tables)
     columns = bind(op, k=(k, None), block_tables=(tables, "b m", (torch.int32,)))[1]
     bind(op, block_tables=(tables, (batch_size, columns)))
     if columns > 1 and tables.stride(1) != 1:
         raise value_error(op, "block_tables", f"stride {tables.stride(1)} of the last dimension", 1)
     pages, stride = flat_table(tables)
-    return Keys(None, pages, stride, columns * page_size if k.shape[0] else 0)
+    return KeyTables(None, pages, stride, columns * page_size if k.shape[0] else 0)
 
 
-def _of_keys(
+def _key_pages(
     op: str, k: torch.Tensor, v: torch.Tensor, page_size: int, seq_lens: torch.Tensor, tables: torch.Tensor
 ) -> torch.Tensor:
     """Return the pages of keys. Kernels compute the pages of values from the distance between the views."""

@@ -44,7 +44,7 @@ class EngineContract:
         _kv_lens_buffer: lengths of keys of the last plan, on the device.
         _backend: ``"auto"``, ``"fa2"`` or ``"fa3"``. It may be set before a plan.
         _jit_module: operators of ``jit_args``, or ``None``.
-        _plan_info: numbers of the last plan, with an internal meaning.
+        _plan_info: header of the last plan's work lists, for internal use.
         _cached_module: :class:`CachedModule` with ``plan()``, ``None`` before the first plan.
     """
 
@@ -86,8 +86,8 @@ class EngineContract:
 
     @property
     def _max_total_num_rows(self) -> int | None:
-        bounds = self._scheduler.bounds
-        return None if bounds is None else bounds.num_queries
+        graph_sizes = self._scheduler.graph_sizes
+        return None if graph_sizes is None else graph_sizes.num_queries
 
     @property
     def _kv_lens_buffer(self) -> torch.Tensor | None:
@@ -146,8 +146,8 @@ class CachedModule:
     def plan(self, *args: Any) -> list[int]:
         """Plan with positional arguments in one of FlashInfer's forms.
 
-        The first three arguments are workspaces. They are ignored, because the wrapper has its own. The rest is one
-        of:
+        The first three arguments are workspaces, which are ignored, because the wrapper has its own. The rest has one
+        of these forms:
 
         - 15 to 20 arguments, for tensor cores: qo_indptr, kv_indptr, kv_lens, rows, batch_size, num_qo_heads,
           num_kv_heads, page_size, graph, head_dim_qk, head_dim_vo, causal; then window_left,
@@ -186,55 +186,55 @@ def _parse_arguments(op: str, args: tuple[Any, ...]) -> ReplanArguments:
     raise TypeError(f"{op}: got {len(args)} arguments, wanted 15 to 20")
 
 
-def replan(op: str, wrapper: Wrapper, given: ReplanArguments) -> list[int]:
+def replan(op: str, wrapper: Wrapper, arguments: ReplanArguments) -> list[int]:
     """Schedule the tables in the wrapper's buffers; see :class:`CachedModule`."""
     planned = wrapper._planned_or_fail("_cached_module.plan")
     workload, shape = planned.workload, planned.workload.shape
     sizes = (shape.num_qo_heads, shape.num_kv_heads, workload.page_size, (shape.head_dim_qk, shape.head_dim_vo))
-    got = (given.num_qo_heads, given.num_kv_heads, given.page_size, given.head_dims)
+    got = (arguments.num_qo_heads, arguments.num_kv_heads, arguments.page_size, arguments.head_dims)
     check_as_planned(op, "heads, page_size and head_dims", got, sizes)
-    batch = _batch_of(op, wrapper, given)
+    batch = _batch_of(op, wrapper, arguments)
     options = wrapper._plan_options
     logits = options.logits
-    if given.window_left is not None:
-        logits = logits._replace(window_left=int(given.window_left))
-    causal = options.causal if given.causal is None else CAUSAL if given.causal else NON_CAUSAL
+    if arguments.window_left is not None:
+        logits = logits._replace(window_left=int(arguments.window_left))
+    causal = options.causal if arguments.causal is None else CAUSAL if arguments.causal else NON_CAUSAL
     if wrapper._q_len_per_req > 1 or wrapper._family == "decode":
         causal = options.causal
     split_rule = workload.split_rule
-    if given.fixed_split_size is not None or given.disable_split_kv:
-        split_rule = split_rule_of(op, given.fixed_split_size, given.disable_split_kv, given.page_size)
+    if arguments.fixed_split_size is not None or arguments.disable_split_kv:
+        split_rule = split_rule_of(op, arguments.fixed_split_size, arguments.disable_split_kv, arguments.page_size)
     wrapper._replan(workload._replace(batch=batch, split_rule=split_rule), Options(logits, causal))
     return wrapper._plan_info or []
 
 
-def _batch_of(op: str, wrapper: Wrapper, given: ReplanArguments) -> Batch:
+def _batch_of(op: str, wrapper: Wrapper, arguments: ReplanArguments) -> Batch:
     indptr, indices = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_indices_buf
     indptr = check_present(op, "paged_kv_indptr", indptr, "the tables of a paged cache")
     indices = check_present(op, "paged_kv_indices", indices, "the tables of a paged cache")
-    host_indptr = given.kv_indptr
-    first, used = check_offsets(op, "kv_indptr", host_indptr, given.batch_size)
+    host_indptr = arguments.kv_indptr
+    first, used = check_offsets(op, "kv_indptr", host_indptr, arguments.batch_size)
     if fixed := wrapper._fixed_batch_size:
-        check_range(op, "batch_size", given.batch_size, fixed, fixed, why=" as the buffers for CUDA graphs have")
-    if given.kv_lens is not None:
-        kv_lens = given.kv_lens.to(torch.int32)
-    elif given.page_size == 1:
+        check_range(op, "batch_size", arguments.batch_size, fixed, fixed, why=" as the buffers for CUDA graphs have")
+    if arguments.kv_lens is not None:
+        kv_lens = arguments.kv_lens.to(torch.int32)
+    elif arguments.page_size == 1:
         kv_lens = host_indptr.diff()
     else:
         (last,) = on_host(wrapper._paged_kv_last_page_len_buf)
-        kv_lens = paged_kv_lens(op, "last_page_len", host_indptr, last, given.page_size)
+        kv_lens = paged_kv_lens(op, "last_page_len", host_indptr, last, arguments.page_size)
     if wrapper._q_len_per_req > 1:
         check_kv_lens(op, wrapper._q_len_per_req, kv_lens)
     qo_indptr = None
     if wrapper._q_len_per_req > 1:
-        qo_indptr = equal_offsets(given.batch_size, wrapper._q_len_per_req)
-    elif wrapper._family != "decode" and given.qo_indptr is not None:
-        qo_indptr = given.qo_indptr.clone()
-        check_offsets(op, "qo_indptr", qo_indptr, given.batch_size)
-    rows, row_start = (given.batch_size, 0) if qo_indptr is None else (int(qo_indptr[-1]), int(qo_indptr[0]))
+        qo_indptr = equal_offsets(arguments.batch_size, wrapper._q_len_per_req)
+    elif wrapper._family != "decode" and arguments.qo_indptr is not None:
+        qo_indptr = arguments.qo_indptr.clone()
+        check_offsets(op, "qo_indptr", qo_indptr, arguments.batch_size)
+    first_query, num_queries = (0, arguments.batch_size) if qo_indptr is None else qo_indptr[[0, -1]].tolist()
     pages = check_indices(op, "indices", indices, "kv_indptr", first, used)
     device = wrapper.device
-    return Batch(rows, qo_indptr, kv_lens, pages, indptr.to(device), indices.to(device), row_start=row_start)
+    return Batch(num_queries, qo_indptr, kv_lens, pages, indptr.to(device), indices.to(device), first_query=first_query)
 
 
 def equal_offsets(batch_size: int, q_len_per_req: int) -> torch.Tensor:
@@ -271,9 +271,9 @@ def fast_decode_plan(
     Args:
         self: the wrapper. Engines install ``partial(fast_decode_plan, wrapper)`` as its ``begin_forward``.
         global_override_indptr_cpu: ``indptr`` on the host, if ``indptr`` is on the device.
-        indptr, ...: every other argument as for ``plan()``. With pages of one token ``last_page_len`` is not
-            read. ``indices`` in the wrapper's buffer are not copied. If the queries'
-            dtype is that of the last plan, so is the output's.
+        indptr, ...: every other argument as for ``plan()``. With pages of one token ``last_page_len`` is not read.
+            ``indices`` in the wrapper's buffer are not copied. With the queries' dtype of the last plan, the output
+            also keeps its dtype.
 
     Raises:
         ValueError, TypeError, UnsupportedError: as ``plan()``. Several queries per request need a prior plan, because

@@ -29,7 +29,7 @@ class Events(Attached):
         # the same bits.
         return replace(profiled, plan=builtin_operators(*configuration).plan, run=_Run(profiled.run, self))
 
-    def use(self, op: str, buffer: torch.Tensor | None, operators: Operators, device: torch.device) -> None:
+    def set_buffer(self, op: str, buffer: torch.Tensor | None, operators: Operators, device: torch.device) -> None:
         """Set the buffer of the next run's events.
 
         Raises:
@@ -41,7 +41,7 @@ class Events(Attached):
 
 @dataclass(frozen=True)
 class _Run:
-    """Operator of a module with events, with the signature of a module without."""
+    """Operator ``run`` of a module that writes events, with the signature of a module that writes none."""
 
     run: Callable[..., None]
     events: Events

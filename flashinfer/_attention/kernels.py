@@ -29,9 +29,10 @@ from ..jit.modules.prefill import check_kernels
 from ..jit.probe import probe
 from ..jit.spec import BACKENDS
 
-_arch = cache(Arch.of)  # cached, because each plan calls it
+# Cached, because each plan calls them.
+_arch, _arch_kernels = cache(Arch.of), cache(arch_kernels)
 CUSTOM = 2  # mask_mode of the operators: a bit for each element
-MOST_HEADS = 64  # query heads of a key head
+MAX_GROUP = 64  # query heads for each key head
 FEW_ROWS = 64  # up to this many rows per request, the portable kernels are as fast
 
 
@@ -74,8 +75,8 @@ class CallProperties:
             return "got pos_encoding_mode 'ROPE_LLAMA', wanted 'NONE' or 'ALIBI'"
         if self.mask_mode == CUSTOM:
             return "got a custom mask, wanted no mask, a causal one or multi-item scoring"
-        if self.family != "decode" and self.group > MOST_HEADS:
-            return f"got {self.group} query heads for a key head, wanted at most {MOST_HEADS}"
+        if self.family != "decode" and self.group > MAX_GROUP:
+            return f"got {self.group} query heads for a key head, wanted at most {MAX_GROUP}"
         return None
 
 
@@ -97,7 +98,7 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
         ValueError: an unknown backend, or a backend whose kernels do not support the call. The text has the reason.
     """
     check_kernels(backend)
-    portable, archs = call.device.type, kernels_for_archs(call.family)
+    portable, archs = call.device.type, _arch_kernels(call.family)
     if KERNELS[backend] in archs:
         reason = call.unsupported_reason(KERNELS[backend])
         if reason is not None:
@@ -111,19 +112,13 @@ def choose(backend: str, call: CallProperties, rows: int) -> str:
     return next((kernels for kernels in supported if can_be_loaded(call, kernels)), portable)
 
 
-@cache
-def kernels_for_archs(family: str) -> tuple[str, ...]:
-    """Return the names of a family's kernels for one arch, such as ``sm90a``. Cached, because each plan needs them."""
-    return arch_kernels(family)
-
-
 # Kernels of a plan by number. A graph passes the number as a size. The portable kernels have number 0 and the name ""
 # here, for CPU and CUDA.
-KERNELS_BY_NUMBER = ("", *sorted({*kernels_for_archs("prefill"), *kernels_for_archs("decode")}))
+KERNELS_BY_NUMBER = ("", *sorted({*_arch_kernels("prefill"), *_arch_kernels("decode")}))
 NUMBERS_OF_KERNELS = {kernels: number for number, kernels in enumerate(KERNELS_BY_NUMBER)}
 
 
-def kernels_of_one(
+def kernels_of_request(
     backend: str,
     family: str,
     q: torch.Tensor,
@@ -148,7 +143,7 @@ def kernels_of_one(
 
 
 def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
-    """Return 2 if the group exceeds ``MOST_HEADS``, 1 if the rows exceed ``FEW_ROWS``, otherwise 0.
+    """Return 2 if the group exceeds ``MAX_GROUP``, 1 if the rows exceed ``FEW_ROWS``, otherwise 0.
 
     The number is part of a cache key. It is 0 on the CPU and under ``torch.compile``.
     """
@@ -158,15 +153,12 @@ def size_class(q: torch.Tensor, k: torch.Tensor, kv_layout: str) -> int:
         group = q.shape[1] // max(k.shape[kv_layout == "NHD"], 1)
     except AttributeError:
         return 0  # arguments that are no tensors
-    return 2 if group > MOST_HEADS else int(q.shape[0] * group > FEW_ROWS)
+    return 2 if group > MAX_GROUP else int(q.shape[0] * group > FEW_ROWS)
 
 
 @cache
 def can_be_loaded(call: CallProperties, kernels: str) -> bool:
-    """Return True if the module of kernels for one arch exists or can be built.
-
-    Machines without a compiler have AOT modules only.
-    """
+    """Return True if the module of kernels for one arch exists or can be built. Building needs a compiler."""
     spec = attention_spec(
         call.family, kernels, dtypes_value(*call.dtypes, kernels), head_dims_value(*call.head_dims, "cuda"),
         variant_value(call.pos_encoding_mode, call.use_logits_soft_cap),

@@ -27,7 +27,7 @@ MAX_CACHED_NUMBERS = 256  # a wrapper has few kinds of plans
 _HEADER = 16
 _Header = ctypes.c_int32 * _HEADER
 _ITEMS, _MERGES, _TILE_ROWS, _SLOT_ROWS, _SLOTS, _MAX_ITEMS, _MAX_MERGES, _MAX_SLOTS, _NEEDED = range(9)
-_GOOD, _ROWS, _ROW_START, _KV_ROWS, _KV_START, _KV_END = range(9, 15)
+_VALID, _NUM_QUERIES, _FIRST_QUERY, _KV_SIZE, _KV_START, _KV_END = range(9, 15)
 
 
 class Shape(NamedTuple):
@@ -101,7 +101,7 @@ class HostPlan(NamedTuple):
     header: list[int]
     numbers: PlanNumbers
     batch_size: int
-    bounds: Bounds | None
+    graph_sizes: GraphSizes | None
     tables_at: int  # offset of kv_indptr and kv_indices after the lists, 0 without them
     end: int  # elements in use
     ranges: list[int]  # end and start of queries, number of pages or rows of keys, first and last offset of keys
@@ -112,11 +112,11 @@ class HostPlan(NamedTuple):
         return self.host[_HEADER + self.batch_size : _HEADER + 2 * self.batch_size]
 
 
-_BOUNDED = ("max_items", "max_merges", "tile_rows")  # numbers of a plan that a captured graph fixes
+_FIXED_BY_GRAPH = ("max_items", "max_merges", "tile_rows")  # numbers of a plan that a captured graph fixes
 
 
-class Bounds(NamedTuple):
-    """Sizes of the launches in a captured graph. They bound the sizes of later plans."""
+class GraphSizes(NamedTuple):
+    """Sizes of the launches in a captured graph, which later plans must not exceed."""
 
     fixed: tuple[int, ...]
     num_queries: int
@@ -132,9 +132,9 @@ class Scheduler:
     def __init__(self, op: str, float_workspace_buffer: torch.Tensor, use_cuda_graph: bool) -> None:
         self.op, self.use_cuda_graph = op, use_cuda_graph
         self.split = True  # False: no request's keys are split
-        self._guess = 1 << 12
-        self._fitting: dict[tuple[Any, ...], bool] = {}
-        self._numbers: dict[tuple[PlanNumbers, bool, Bounds | None], torch.Tensor] = {}
+        self._expected_size = 1 << 12
+        self._tile_support: dict[tuple[Any, ...], bool] = {}
+        self._numbers: dict[tuple[PlanNumbers, bool, GraphSizes | None], torch.Tensor] = {}
         self.reset(float_workspace_buffer, None)
 
     def reset(self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor | None) -> None:
@@ -146,9 +146,9 @@ class Scheduler:
         ints = _bytes(self.op, "int_workspace_buffer", int_workspace_buffer)
         check_device(self.op, "int_workspace_buffer", ints, self.device, " as float_workspace_buffer is")
         self.int_workspace = ints[: ints.numel() // 4 * 4].view(torch.int32)
-        self._room, self._float_bytes = self.int_workspace.numel(), self.float_workspace.numel()
+        self._int_capacity, self._float_bytes = self.int_workspace.numel(), self.float_workspace.numel()
         self._lists = self.int_workspace  # the view of the last plan's lists
-        self.bounds: Bounds | None = None
+        self.graph_sizes: GraphSizes | None = None
         self.header: list[int] = []  # of the last plan
         self.device_index = self.device.index or 0
         self._pin = self.device.type == "cuda"
@@ -163,7 +163,7 @@ class Scheduler:
 
         Args:
             plan: the operator: (buffer, numbers, tables ...).
-            numbers: numbers of the batch, without the bounds of captured graphs.
+            numbers: numbers of the batch, without the sizes of captured graphs.
             tables: tables on the host.
             fixed: numbers that are equal in all plans of one captured graph, by default the first seven.
 
@@ -175,47 +175,47 @@ class Scheduler:
         """
         if not self.split:
             numbers = numbers._replace(split=0)
-        bounds = None
+        graph_sizes = None
         if self.use_cuda_graph:
-            bounds = self._bounds_for(plan, numbers, tables, numbers.fixed if fixed is None else fixed)
-            if bounds is None:
+            graph_sizes = self._graph_sizes_for(plan, numbers, tables, numbers.fixed if fixed is None else fixed)
+            if graph_sizes is None:
                 return None
-        offsets, size = tables.kv_indptr, self._guess
+        offsets, size = tables.kv_indptr, self._expected_size
         with_tables = offsets is not None and not self.use_cuda_graph
         while True:
             host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=self._pin)
-            header = self._call(plan, host, numbers, tables, with_tables, bounds)
-            if not header[_GOOD]:
+            header = self._call(plan, host, numbers, tables, with_tables, graph_sizes)
+            if not header[_VALID]:
                 return None
             end, tables_at = header[_NEEDED], 0
             if offsets is not None and with_tables:
                 at = _aligned(end)
                 filled = _aligned(at + offsets.numel()) + (0 if tables.kv_indices is None else header[_KV_END])
-                if filled <= self._room:
+                if filled <= self._int_capacity:
                     end, tables_at = filled, at
             if end <= size:
                 break
             size = end
-        self._guess = max(end * 5 // 4, 1 << 12)
+        self._expected_size = max(end * 5 // 4, 1 << 12)
         lens = tables.kv_lens if offsets is None else offsets
         assert lens is not None
-        batch_size, ranges = lens.numel() - (offsets is not None), header[_ROWS : _KV_END + 1]
-        return HostPlan(host, header, numbers, batch_size, bounds, tables_at, end, ranges)
+        batch_size, ranges = lens.numel() - (offsets is not None), header[_NUM_QUERIES : _KV_END + 1]
+        return HostPlan(host, header, numbers, batch_size, graph_sizes, tables_at, end, ranges)
 
     def key_tables(
         self,
         host_plan: HostPlan,
         tables: Tables,
         names: tuple[str, str],
-        given: tuple[torch.Tensor, torch.Tensor | None],
+        sources: tuple[torch.Tensor, torch.Tensor | None],
         buffers: Sequence[torch.Tensor | None],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the device memory of ``kv_indptr`` and of the used ``kv_indices``.
 
         :meth:`write` copies tables that follow the lists. ``tables`` copies all others, and writes the buffers of
-        captured graphs later. ``names``, ``given`` and ``buffers`` belong to the two tables.
+        captured graphs later. ``names``, ``sources`` and ``buffers`` are those of the two tables.
         """
-        indptr, indices = given
+        indptr, indices = sources
         if host_plan.tables_at:
             end = host_plan.tables_at + host_plan.batch_size + 1
             indptr = self.int_workspace[host_plan.tables_at : end]
@@ -233,38 +233,38 @@ class Scheduler:
         Raises:
             ValueError: a workspace is too small, or the plan has more partial states than a captured graph.
         """
-        header, bounds = host_plan.header, host_plan.bounds
+        header, graph_sizes = host_plan.header, host_plan.graph_sizes
         needed = header[_NEEDED]
-        if bounds is None:
+        if graph_sizes is None:
             sizes = (header[_ITEMS], header[_MERGES], header[_SLOTS], header[_TILE_ROWS], header[_SLOT_ROWS])
         else:
-            sizes = (bounds.max_items, bounds.max_merges, bounds.max_slots, bounds.tile_rows, bounds.tile_rows)
-        self._check_room(host_plan, sizes)
+            sizes = (*graph_sizes[2:], graph_sizes.tile_rows)
+        self._check_capacity(host_plan, sizes)
         lists, end = self._lists, host_plan.end
         if lists.numel() != needed:
             lists = self._lists = self.int_workspace[:needed]
         (lists if end == needed else self.int_workspace[:end]).copy_(host_plan.host[:end], non_blocking=True)
-        self.bounds, self.header = bounds, header
+        self.graph_sizes, self.header = graph_sizes, header
         return WorkLists(lists, self.float_workspace, host_plan.batch_size, *sizes)
 
     def kv_lens_of(self, lists: WorkLists) -> torch.Tensor:
         """Return the view of the lengths of keys in a plan's lists, ``[batch_size]``."""
         return lists.plan[_HEADER + lists.batch_size : _HEADER + 2 * lists.batch_size]
 
-    def fits(self, plan: Callable[..., None], numbers: PlanNumbers, tile_rows: int) -> bool:
-        """Return whether a variant has kernels with ``tile_rows``. ``plan`` is the variant's operator."""
+    def supports_tile(self, plan: Callable[..., None], numbers: PlanNumbers, tile_rows: int) -> bool:
+        """Return whether a variant has kernels with tiles of ``tile_rows``. ``plan`` is the variant's operator."""
         key = (*numbers.fixed, numbers.variant, tile_rows)
-        if key not in self._fitting:
+        if key not in self._tile_support:
             nothing = HostTables(kv_lens=torch.empty(0, dtype=torch.int32, device="cpu"))
             empty = numbers._replace(tile_rows=tile_rows, device=self.device_index)
             try:
                 header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), empty, nothing)
-                self._fitting[key] = header[_TILE_ROWS] == tile_rows
+                self._tile_support[key] = header[_TILE_ROWS] == tile_rows
             except RuntimeError as err:
                 if "no tile of" not in str(err):
                     raise
-                self._fitting[key] = False
-        return self._fitting[key]
+                self._tile_support[key] = False
+        return self._tile_support[key]
 
     def _call(
         self,
@@ -273,15 +273,15 @@ class Scheduler:
         numbers: PlanNumbers,
         tables: HostTables,
         with_tables: bool = False,
-        bounds: Bounds | None = None,
+        graph_sizes: GraphSizes | None = None,
     ) -> list[int]:
-        packed = self._numbers.get((numbers, with_tables, bounds))
+        packed = self._numbers.get((numbers, with_tables, graph_sizes))
         if packed is None:
             if len(self._numbers) >= MAX_CACHED_NUMBERS:
                 self._numbers.clear()
-            sizes = {} if bounds is None else {name: getattr(bounds, name) for name in _BOUNDED}
+            sizes = {} if graph_sizes is None else {name: getattr(graph_sizes, name) for name in _FIXED_BY_GRAPH}
             packed = numbers._replace(with_tables=int(with_tables), **sizes).tensor()
-            self._numbers[numbers, with_tables, bounds] = packed
+            self._numbers[numbers, with_tables, graph_sizes] = packed
         try:
             plan(buffer, packed, *tables)
         except RuntimeError as err:
@@ -289,24 +289,24 @@ class Scheduler:
             raise_from_module(self.op, [""] * len(arguments), arguments, err)
         return _Header.from_address(buffer.data_ptr())[:]  # 1 us less than torch's tolist()
 
-    def _bounds_for(
+    def _graph_sizes_for(
         self, plan: Callable[..., None], numbers: PlanNumbers, tables: HostTables, fixed: tuple[int, ...]
-    ) -> Bounds | None:
-        """Return the bounds of the captured graph. The first plan sets them to its own sizes."""
-        bounds = self.bounds
-        if bounds is not None and bounds.fixed == fixed:
+    ) -> GraphSizes | None:
+        """Return the sizes of the captured graph. The first plan sets them to its own sizes."""
+        graph_sizes = self.graph_sizes
+        if graph_sizes is not None and graph_sizes.fixed == fixed:
             queries = tables.qo_indptr
             if queries is not None and queries.numel():
                 count = int(queries[-1])
-                check_range(self.op, "qo_indptr", count, most=bounds.num_queries, unit="queries", why=_CAPTURED)
-            return bounds
+                check_range(self.op, "qo_indptr", count, most=graph_sizes.num_queries, unit="queries", why=_CAPTURED)
+            return graph_sizes
         header = self._call(plan, torch.empty(_HEADER, dtype=torch.int32, device="cpu"), numbers, tables)
-        if not header[_GOOD]:
+        if not header[_VALID]:
             return None
         sizes = (header[_MAX_ITEMS], header[_MAX_MERGES], header[_MAX_SLOTS], header[_TILE_ROWS])
-        return Bounds(fixed, header[_ROWS], *sizes)
+        return GraphSizes(fixed, header[_NUM_QUERIES], *sizes)
 
-    def _check_room(self, host_plan: HostPlan, sizes: tuple[int, ...]) -> None:
+    def _check_capacity(self, host_plan: HostPlan, sizes: tuple[int, ...]) -> None:
         _, _, max_slots, _, slot_rows = sizes
         name, slots, numbers = "float_workspace_buffer", host_plan.header[_SLOTS], host_plan.numbers
         if slots > max_slots:
@@ -314,7 +314,7 @@ class Scheduler:
         # The output's columns, m and l of each partial result are float32.
         room = 4 * max_slots * numbers.num_kv_heads * slot_rows * (numbers.head_dim_vo + 2)
         for name, got, wanted in (
-            ("int_workspace_buffer", 4 * self._room, 4 * host_plan.header[_NEEDED]),
+            ("int_workspace_buffer", 4 * self._int_capacity, 4 * host_plan.header[_NEEDED]),
             ("float_workspace_buffer", self._float_bytes, room),
         ):
             if got < wanted:

@@ -23,7 +23,7 @@ from .tables import INT32_MAX, Batch, Tables
 
 @dataclass(frozen=True)
 class MaskTensors:
-    """Tensors of the other mask modes, on the device."""
+    """Tensors of a custom mask or of multi-item scoring, on the device."""
 
     packed: torch.Tensor | None = None
     indptr: torch.Tensor | None = None
@@ -171,12 +171,12 @@ def mask_request(
 
 
 def masks_of(
-    tables: Tables, batch: Batch, wanted: MaskRequest, prefix_len: torch.Tensor | None, use_cuda_graph: bool
+    tables: Tables, batch: Batch, request: MaskRequest, prefix_len: torch.Tensor | None, use_cuda_graph: bool
 ) -> MaskTensors:
     """Return the masks of a batch on the device. ``prefix_len`` is on the host."""
     assert batch.qo_indptr is not None
-    qo_indptr, kv_lens, items, buffers = batch.qo_indptr, batch.kv_lens, wanted.items, wanted.buffers
-    custom_mask, packed_custom_mask = wanted.custom_mask, wanted.packed_custom_mask
+    qo_indptr, kv_lens, items, buffers = batch.qo_indptr, batch.kv_lens, request.items, request.buffers
+    custom_mask, packed_custom_mask = request.custom_mask, request.packed_custom_mask
     op = tables.op
     if items is not None:
         for name, mask in (("custom_mask", custom_mask), ("packed_custom_mask", packed_custom_mask)):

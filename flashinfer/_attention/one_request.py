@@ -11,8 +11,8 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._ops.declare import define_in_python
 from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
-from .arguments import NON_CAUSAL, Logits, layout_of, no_gradient, rows_of, slopes_of, variant_of
-from .kernels import kernels_of_one
+from .arguments import NON_CAUSAL, Logits, as_readable, layout_of, no_gradient, slopes_of, variant_of
+from .kernels import kernels_of_request
 from .operators import Operators, builtin_operators, call, mode_of_variant, operators_of_module, public_error
 from .scales import NO_SCALES, Scale, head_scales, output_dtype, scaled_query, value_scale
 from .signature import CallArguments, Parameters, schema_of
@@ -39,13 +39,13 @@ def attend_one(
     """
     no_gradient(op, (q, k, v))
     layout = layout_of(op, kv_layout)
-    factor, o_scale, by_head, finish = 1.0, 1.0, None, None
+    factor, o_scale, by_head, scale_output = 1.0, 1.0, None, None
     if scales != NO_SCALES and is_fp8(q.dtype):
         factor, o_scale, by_head = head_scales(op, scales, q.shape[1], k.shape[1 - layout], q.device)
     elif scales != NO_SCALES:
         num_kv_heads = k.shape[1 - layout]
         q, factor = scaled_query(op, q, num_kv_heads, *scales[:2])
-        o_scale, finish = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
+        o_scale, scale_output = value_scale(op, scales[2], q.shape[1], num_kv_heads, q.device)
     out, lse = _results(q, v, o_dtype or output_dtype(q.dtype), return_lse)
     arguments = CallArguments(
         custom_mask=packed_mask,
@@ -84,8 +84,8 @@ def attend_one(
             logits.sm_scale * factor,
             logits.logits_soft_cap,
         )
-    if finish is not None:
-        finish(out)
+    if scale_output is not None:
+        scale_output(out)
     return out, lse
 
 
@@ -113,11 +113,11 @@ def _attend(
     mode, capped = mode_of_variant(arguments.variant)
     layout, mask_mode = arguments.kv_layout, arguments.mask_mode
     try:
-        kernels = kernels_of_one(backend, family, q, k, v, layout, mask_mode, mode, capped, out.dtype)
+        kernels = kernels_of_request(backend, family, q, k, v, layout, mask_mode, mode, capped, out.dtype)
         operators = builtin_operators(family, q.device.type, dtypes, head_dims, arguments.variant, kernels)
     except ValueError as err:
         raise public_error(op, err) from None
-    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *arguments_and_parameters)
+    call(op, operators.run, as_readable(q), as_readable(k), as_readable(v), out, lse, *arguments_and_parameters)
 
 
 # Tracing cannot select a module: sizes may be symbolic, and the module may need a build. This operator selects it at
@@ -168,7 +168,7 @@ def _call_custom(
     parameters: Sequence[Any],
 ) -> None:
     arguments = CallArguments(kv_layout=layout, mask_mode=mask_mode, window_left=window_left)
-    call(op, operators.run, rows_of(q), rows_of(k), rows_of(v), out, lse, *arguments, *parameters)
+    call(op, operators.run, as_readable(q), as_readable(k), as_readable(v), out, lse, *arguments, *parameters)
 
 
 def _attend_custom(

@@ -57,9 +57,9 @@ class Options(NamedTuple):
 
 
 class KeyExtent(NamedTuple):
-    """The keys that a plan's work items cover: those left by the causal mask and the window.
+    """The keys that a plan's work items cover: the keys that the causal mask and the window leave.
 
-    A run may mask more keys, but never uses others.
+    A run may mask more of these keys. It never reads other keys.
     """
 
     causal: bool
@@ -85,7 +85,7 @@ class Workload(NamedTuple):
     masks: MaskTensors
     page_size: int | None  # None: ragged keys
     kv_layout: int
-    # Shape with the caller's dtypes if these are float64. No kernel runs; torch's functions do, for gradcheck.
+    # Shape with the caller's dtypes if they are float64. torch's functions then run instead of a kernel, for gradcheck.
     run_shape: Shape | None = None
     split_rule: SplitRule = BALANCED
 
@@ -106,11 +106,11 @@ class Plan(NamedTuple):
     operators: Operators
     arguments: CallArguments
     parameters: Parameters | tuple[()]  # empty for a custom variant: run() passes them
-    # rows, kv_rows (pages of a paged cache), kernels, sizes of the arguments, window_left + 1
+    # num_queries, kv_size, kernels, sizes of the arguments, window_left + 1
     numbers: tuple[int, ...]
     sizes_as_shape: torch.Tensor  # the numbers for graphs
     bound: Bound | None  # for eager calls
-    # Parts of the workload and of the options. Copied into fields, because torch 2.10 does not trace properties here.
+    # Copies of parts of the workload and of the options: fields, because torch 2.10 does not trace properties here.
     shape: Shape  # of the runs
     batch: Batch
     logits: Logits
@@ -118,22 +118,22 @@ class Plan(NamedTuple):
 
 def make_plan(
     workload: Workload, lists: WorkLists, extent: KeyExtent, options: Options, operators: Operators,
-    former: Plan | None, *, device: torch.device, graph_rows: int | None, more_rows: bool,
+    former: Plan | None, *, device: torch.device, graph_queries: int | None, allows_more_queries: bool,
 ) -> Plan:  # fmt: skip
     """Return the plan of a workload, from its work lists and the options of its runs.
 
     Args:
         former: the last plan with these options. Its bound calls are reused if only tables differ. Plans of a captured
             graph usually differ only in the values of tables, because addresses and sizes stay.
-        graph_rows: number of queries in the captured graph that serves all plans, or ``None`` without a graph.
-        more_rows: a run may have more queries than the plan.
+        graph_queries: number of queries in the captured graph that serves all plans, or ``None`` without a graph.
+        allows_more_queries: a run may have more queries than the plan.
     """
     batch, shape, masks, logits = workload.batch, workload.shape, workload.masks, options.logits
     parts = workload.run_shape or shape, batch, logits
-    rows, kv_rows = (batch.rows, batch.kv_rows) if graph_rows is None else (graph_rows, 0)
+    num_queries, kv_size = (batch.num_queries, batch.kv_size) if graph_queries is None else (graph_queries, 0)
     window = max(logits.window_left, -1) + 1
     kernels = NUMBERS_OF_KERNELS.get(operators.kernels, 0)
-    numbers = (rows, kv_rows, kernels, *lists[2:], masks.token_pos_in_items_len, window)
+    numbers = (num_queries, kv_size, kernels, *lists[2:], masks.token_pos_in_items_len, window)
     same_calls = former is not None and _same_calls(former, workload, operators)
     sizes_as_shape = former.sizes_as_shape if former is not None and former.numbers == numbers else as_shape(numbers)
     if former is not None and same_calls and _same_memory(former, workload, lists) and former.numbers == numbers:
@@ -163,10 +163,17 @@ def make_plan(
     if isinstance(parameters, Parameters) and workload.run_shape is None and not operators.profiler:
         if former is not None and former.bound is not None and same_calls:
             bound = former.bound
-            bound.rebind(arguments, lists, batch.rows, batch.kv_rows)
+            bound.rebind(arguments, lists, batch.num_queries, batch.kv_size)
         else:
             bound = bind_plan(
-                operators, shape, batch.rows, more_rows, workload.page_size, batch.kv_rows, arguments, parameters
+                operators,
+                shape,
+                batch.num_queries,
+                allows_more_queries,
+                workload.page_size,
+                batch.kv_size,
+                arguments,
+                parameters,
             )
     return Plan(
         workload, lists, extent, options, operators, arguments, parameters, numbers, sizes_as_shape, bound, *parts
@@ -196,8 +203,8 @@ def _same_memory(former: Plan, workload: Workload, lists: WorkLists) -> bool:
         and lists.float_workspace is former.lists.float_workspace
         and batch.kv_indptr is before.kv_indptr
         and batch.kv_indices is before.kv_indices
-        and batch.rows == before.rows
-        and batch.kv_rows == before.kv_rows
+        and batch.num_queries == before.num_queries
+        and batch.kv_size == before.kv_size
         and workload.run_shape is former.workload.run_shape
     )
 
@@ -223,21 +230,21 @@ def from_shape(carrier: torch.Tensor) -> list[int]:
 
 
 def check_inputs(
-    op: str, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: int, kv_rows: int, more_rows: bool,
-    q_len_per_req: int = 1,
+    op: str, planned: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_queries: int, kv_size: int,
+    allows_more_queries: bool, q_len_per_req: int = 1,
 ) -> None:  # fmt: skip
-    """Check that a run fits the plan of ``rows`` queries and ``kv_rows`` pages or rows of ragged keys.
+    """Check that a run fits the plan of ``num_queries`` queries and ``kv_size`` pages or ragged keys.
 
-    ``more_rows``: the run may have more queries than the plan.
+    ``allows_more_queries``: the run may have more queries than the plan.
     """
     shape, layout, page_size = planned.shape, planned.workload.kv_layout, planned.workload.page_size
     device = planned.lists.plan.device
     check_dims(op, "q", q, 3)
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_device(op, name, x, device, " as the plan's tables are")
-    if not (more_rows and exceeds(q.shape[0], rows)):
+    if not (allows_more_queries and exceeds(q.shape[0], num_queries)):
         unit = "queries" if q_len_per_req == 1 else f"queries of q_len_per_req {q_len_per_req}"
-        check_as_planned(op, "q", q.shape[0], rows, unit)
+        check_as_planned(op, "q", q.shape[0], num_queries, unit)
     heads, tokens = k.dim() - 2 - layout, k.dim() - 3 + layout
     check_as_planned(op, "q", q.shape[1], shape.num_qo_heads, "heads")
     check_as_planned(op, "k", k.shape[heads], shape.num_kv_heads, "heads")
@@ -248,7 +255,7 @@ def check_inputs(
     if page_size is not None:
         check_as_planned(op, "paged_kv_cache", k.shape[tokens], page_size, "slots in a page")
     got, what = (k.shape[tokens], "rows of keys") if page_size is None else (k.shape[0], "pages")
-    check_range(op, "k", got, kv_rows, unit=what, why=" for the tables of plan()")
+    check_range(op, "k", got, kv_size, unit=what, why=" for the tables of plan()")
 
 
 def results_of(

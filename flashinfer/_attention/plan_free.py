@@ -17,7 +17,7 @@ from .._ops.errors import value_error
 from .._ops.numbers import check_range, finite, positive, whole
 from .._ops.tensors import check_device, check_metadata, check_tensor
 from ..env import BATCH_INVARIANT
-from .arguments import CAUSAL, NON_CAUSAL, PagedCache, check_sinks, layout_of, no_gradient, rows_of
+from .arguments import CAUSAL, NON_CAUSAL, PagedCache, as_readable, check_sinks, layout_of, no_gradient
 from .batch_schedule import Kernels, ScheduleLayout, kernels_of, schedule, schedule_layout_of
 from .lists import Shape
 from .operators import call
@@ -42,10 +42,10 @@ class Queries(NamedTuple):
     mask: torch.Tensor | None = None  # one bit for each pair of queries, see draft_mask.h; None: causal
 
 
-def halves_of(op: str, kv_cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
+def cache_pair(op: str, kv_cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values of a cache, which is a pair or one tensor.
 
-    If a page of the tensor has one entry, it serves as keys and as values.
+    In a tensor ``[pages, 1, ...]``, the keys are also the values.
     """
     if isinstance(kv_cache, torch.Tensor):
         bind(op, kv_cache=(kv_cache, "_ _ _ _ _"))
@@ -74,7 +74,7 @@ def attend(
     out: torch.Tensor | None,
     workspace: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the output of :func:`flashinfer.decode.xqa_batch_decode_with_kv_cache`. It describes the arguments."""
+    """Return the output of :func:`flashinfer.decode.xqa_batch_decode_with_kv_cache`, which describes the arguments."""
     k, v = cache
     known = _prepare(op, query, k, v, kv_layout, block_tables, seq_lens, queries)
     positive(op, "max_seq_len", max_seq_len)
@@ -97,18 +97,18 @@ def attend(
     result = torch.empty(query.shape, dtype=query.dtype, device=query.device) if is_fp8(out.dtype) else out
     pages, stride = flat_table(block_tables)
     mask_mode = NON_CAUSAL if queries.longest == 1 or queries.mask is not None else CAUSAL
-    made = schedule(
+    scheduled = schedule(
         op, workspace, shape, kernels, schedule_layout, as_int32(seq_lens), queries.indptr, tokens, queries.longest,
         min(max_seq_len, known.most_keys), stride, mask_mode, window, sm_scale,
     )  # fmt: skip
     arguments = CallArguments(
-        made.kv_indptr, pages, *made.lists, kv_layout=known.layout, mask_mode=mask_mode, window_left=window,
+        scheduled.kv_indptr, pages, *scheduled.lists, kv_layout=known.layout, mask_mode=mask_mode, window_left=window,
         o_scale=o_scale,
     )  # fmt: skip
-    parameters: tuple[Any, ...] = Parameters(maybe_numbers=made.numbers, maybe_sinks=sinks, sm_scale=scale)
+    parameters: tuple[Any, ...] = Parameters(maybe_numbers=scheduled.numbers, maybe_sinks=sinks, sm_scale=scale)
     if queries.mask is not None:
-        parameters = (made.numbers, sinks, queries.mask, queries.indptr, scale, queries.mask.shape[-1])
-    call(op, kernels.operators.run, rows_of(query), k, v, result, None, *arguments, *parameters)
+        parameters = (scheduled.numbers, sinks, queries.mask, queries.indptr, scale, queries.mask.shape[-1])
+    call(op, kernels.operators.run, as_readable(query), k, v, result, None, *arguments, *parameters)
     store(out, result, out_factor)
     return out
 
@@ -187,7 +187,7 @@ def _checked(
     kernels = schedule_layout = None
     if query.numel() > 0:
         mask, invariant = "" if queries.mask is None else "draft_mask", BATCH_INVARIANT.get()
-        # A neighbour may have more queries, unless the caller gives all requests the same number.
+        # With ragged queries, a batch may also have longer requests. An invariant call must use the same kernels.
         family = "decode" if longest == 1 and not (invariant and queries.indptr is not None) else "prefill"
         kernels = kernels_of(op, shape, longest, mask, query.device, family, invariant=invariant)
         schedule_layout = schedule_layout_of(shape, batch_size, longest, kernels.tile_rows, kernels.workers)

@@ -1,7 +1,4 @@
-"""Plans of the wrappers.
-
-The planner schedules a parsed request, copies lists and tables to the device, and binds calls to them.
-"""
+"""Plans of the wrappers: schedule a parsed request, copy lists and tables to the device, and bind calls."""
 
 from __future__ import annotations
 
@@ -61,7 +58,7 @@ class Planner(EngineContract):
 
     def _plan_request(self, request: PlanRequest) -> None:
         """Make the plan of a request. Write the caller's buffers last, after all checks."""
-        settings, given = request.settings, request.tables
+        settings, indices = request.settings, request.tables.kv_indices
         host_tables, prefix_len = tables_on_host(request)
         mode = None if request.masks is NO_MASK_REQUEST else request.masks.mode
         options, shape, queries = settings.options, settings.shape, host_tables.qo_indptr
@@ -76,8 +73,8 @@ class Planner(EngineContract):
         host_plan = self._schedule(operators, shape, extent, settings.split_rule, settings.page_size or 0, host_tables)
         if host_plan is None:
             raise_table_error(request, host_tables)
-        rows, row_start, kv_rows, kv_start, kv_end = host_plan.ranges
-        if given.kv_indices is not None and given.kv_indices.numel() < kv_end:
+        num_queries, first_query, kv_size, kv_start, kv_end = host_plan.ranges
+        if indices is not None and indices.numel() < kv_end:
             raise_table_error(request, host_tables)
         if self._q_len_per_req > 1:
             check_kv_lens(request.op, self._q_len_per_req, host_plan.kv_lens)
@@ -85,7 +82,7 @@ class Planner(EngineContract):
         kv_indptr, kv_indices = key_tables(self._scheduler, host_plan, tables, request)
         if queries is not None:
             queries = queries.clone()  # gradients read the table after the caller may have changed it
-        batch = Batch(rows, queries, host_plan.kv_lens, kv_rows, kv_indptr, kv_indices, kv_start, row_start)
+        batch = Batch(num_queries, queries, host_plan.kv_lens, kv_size, kv_indptr, kv_indices, kv_start, first_query)
         masks = NO_MASKS
         if mode is not None:
             masks = masks_of(tables, batch, request.masks, prefix_len, self._use_cuda_graph)
@@ -136,7 +133,7 @@ class Planner(EngineContract):
     ) -> HostPlan | None:
         planned = self._planned
         if planned is not None and planned.operators.kernels != operators.kernels:
-            self._scheduler.bounds = None  # bounds are valid for one kind of kernels
+            self._scheduler.graph_sizes = None  # they hold for one kind of kernels
         # The portable kernels of prefill select the rows of a tile by batch. All other kernels have one size.
         is_fixed = split_rule.is_fixed and self._family == "prefill" and operators.kernels in ("cpu", "cuda")
         key = (shape, extent, split_rule, page_size, operators.variant, is_fixed, self._scheduler.device_index)
@@ -159,13 +156,12 @@ class Planner(EngineContract):
     def _make_plan(
         self, workload: Workload, lists: Any, extent: KeyExtent, options: Options, operators: Operators
     ) -> Plan:
-        bounds = self._scheduler.bounds
+        graph_sizes = self._scheduler.graph_sizes
         # One captured graph serves all plans.
-        graph_rows = None if bounds is None or self.device.type != "cuda" else bounds.num_queries
+        graph_queries = None if graph_sizes is None or self.device.type != "cuda" else graph_sizes.num_queries
         planned = make_plan(
             workload, lists, extent, options, operators, self._former.get(options),
-            device=self.device, graph_rows=graph_rows,
-            more_rows=self._more_rows,
+            device=self.device, graph_queries=graph_queries, allows_more_queries=self._allows_more_queries,
         )  # fmt: skip
         if len(self._former) >= MOST_OPTIONS:
             self._former.clear()
@@ -173,8 +169,8 @@ class Planner(EngineContract):
         return planned
 
     @property
-    def _more_rows(self) -> bool:
-        """True if a run may bring more queries than were planned."""
+    def _allows_more_queries(self) -> bool:
+        """True if a run may have more queries than its plan."""
         return self._use_cuda_graph and self._q_len_per_req == 1
 
     def _store_plan(self, planned: Plan) -> None:
@@ -192,7 +188,7 @@ class Planner(EngineContract):
 
     def _operators_of(self, workload: Workload, options: Options) -> Operators:
         batch = workload.batch
-        mean = (batch.rows - batch.row_start) / max(batch.kv_lens.numel(), 1)
+        mean = (batch.num_queries - batch.first_query) / max(batch.kv_lens.numel(), 1)
         return self._operators(workload.shape, options, workload.masks.mode, mean, workload.split_rule)
 
     def _operators(
@@ -206,7 +202,7 @@ class Planner(EngineContract):
         logits, group = options.logits, shape.num_qo_heads // shape.num_kv_heads
         dtypes, head_dims = (shape.dtype_q, shape.dtype_kv, shape.dtype_o), (shape.head_dim_qk, shape.head_dim_vo)
         rows, events = int(mean * group), self._events
-        planned, bounds = self._planned, self._scheduler.bounds
+        planned, graph_sizes = self._planned, self._scheduler.graph_sizes
         key = (
             shape,
             options,
@@ -225,15 +221,15 @@ class Planner(EngineContract):
             backend = "fa2" if split_rule.is_fixed and self._backend == "auto" else self._backend
             self._chosen = key, (call, self._kernels(backend, call, rows), variant_of(logits)), self._custom
         _, chosen, operators = self._chosen
-        if operators is not None and (bounds is None or planned is None or planned.operators is operators):
+        if operators is not None and (graph_sizes is None or planned is None or planned.operators is operators):
             return operators
         call, kernels, variant = chosen
-        if bounds is not None and planned is not None and bounds.fixed == shape.plan_numbers().fixed:
+        if graph_sizes is not None and planned is not None and graph_sizes.fixed == shape.plan_numbers().fixed:
             # Later plans use the kernels of the captured graph if these support the call.
             if call.unsupported_reason(planned.operators.kernels) is None:
                 kernels = planned.operators.kernels
             elif kernels != planned.operators.kernels:
-                self._scheduler.bounds = None
+                self._scheduler.graph_sizes = None
         try:
             select = builtin_operators if not events.enabled and events.attached is None else events.operators
             operators = select(self._family, self.device.type, dtypes, head_dims, variant, kernels)
@@ -296,7 +292,7 @@ class Planner(EngineContract):
         operators, before = self._operators_of(workload, options), planned.operators
         same_tiles = operators.kernels == before.kernels and (
             operators.variant == before.variant
-            or self._scheduler.fits(
+            or self._scheduler.supports_tile(
                 operators.plan,
                 workload.shape.plan_numbers()._replace(variant=operators.variant),
                 planned.lists.tile_rows,

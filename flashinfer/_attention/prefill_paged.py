@@ -104,7 +104,7 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
         disable_split_kv: bool = False,
         o_data_type: str | torch.dtype | None = None,
     ) -> None:
-        """Balance the work of a batch. Call it whenever lengths change.
+        """Schedule the work of a batch. Call this method whenever lengths change.
 
         Args:
             qo_indptr: ``[batch_size + 1]`` integers, the first query of each request in ``q``. Tables on the
@@ -127,8 +127,8 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 ``custom_mask``, and both have priority over ``causal``.
             causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap,
                 rope_scale, rope_theta: as for :func:`flashinfer.single_prefill_with_kv_cache`. With
-                ``jit_args``, the variant's parameters replace
-                most of them: ``sm_scale`` is ignored, and a mode or a cap is an error.
+                ``jit_args``, the variant's parameters replace most of them: ``sm_scale`` is ignored, and a mode
+                or a cap is an error.
             q_data_type, kv_data_type: dtypes of the runs. ``kv_data_type`` is ``q_data_type`` by default.
             non_blocking: copy tables in pinned memory without waiting. They must not change before the copies
                 are done. Every other table may change after this call.
@@ -136,11 +136,11 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
                 this length and then items. Each item sees the prefix and itself.
             token_pos_in_items_ptr: ``[batch_size * token_pos_in_items_len]`` uint16: for each key after the
                 prefix its distance from the delimiter before its item, 0 at a delimiter.
-            token_pos_in_items_len: elements of each request there. Unused ones are 0. The last request may
-                omit them.
+            token_pos_in_items_len: elements of each request in ``token_pos_in_items_ptr``. Unused ones are 0.
+                The last request may omit them.
             max_item_len_ptr: ``[batch_size]`` uint16, the longest item of each request.
             block_tables: ``None``. ``paged_kv_indices`` names the pages.
-            seq_lens: ``[batch_size]``, lengths of keys. Not read, because the tables give them.
+            seq_lens: ``[batch_size]``, lengths of keys. Not read, because the tables contain them.
             fixed_split_size: split keys at multiples of this many pages. A request's result is then bit-equal
                 in every batch. ``None`` and -1: balance the work. A CUDA graph may have too few slots for the
                 splits of longer requests, which is an error of ``plan()``.

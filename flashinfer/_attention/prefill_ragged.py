@@ -80,7 +80,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
         disable_split_kv: bool = False,
         o_data_type: str | torch.dtype | None = None,
     ) -> None:
-        """Balance the work of a batch. Call it whenever lengths change.
+        """Schedule the work of a batch. Call this method whenever lengths change.
 
         Args:
             kv_indptr: ``[batch_size + 1]`` integers, the first key of each request in ``k`` and ``v``. It may

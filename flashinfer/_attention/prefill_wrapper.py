@@ -14,7 +14,7 @@ from .._ops.tensors import check_dims, check_tensor
 from ..jit.modules._attention import KERNELS
 from ..jit.modules.prefill import gen_customize_batch_prefill_module
 from .accepted import check_backend
-from .arguments import rows_of
+from .arguments import as_readable
 from .backward import differentiable, needs_differentiable, refuse_gradient, write_results
 from .bound import Result
 from .plan import check_inputs, from_shape
@@ -76,22 +76,22 @@ class BatchPrefill(BatchWrapper):
         check_tensor(op, "q", q)
         check_dims(op, "k", k, 3)
         check_dims(op, "v", v, 3)
-        k, v = rows_of(k), rows_of(v)
+        k, v = as_readable(k), as_readable(v)
         if not needs_differentiable(q, k, v):
             return self._run(q, k, v, extra, scales, out, lse, return_lse)
         planned = self._planned_or_fail("run")
         if planned.operators.custom:
-            refuse_gradient(op, "with jit_args: needs_differentiable tensors that require none")
+            refuse_gradient(op, "with jit_args: wanted tensors that require none")
         if scales != NO_SCALES:
-            refuse_gradient(op, "with scales: needs_differentiable tensors that require none")
+            refuse_gradient(op, "with scales: wanted tensors that require none")
         check_no_extra(op, extra, " without jit_args")
-        logits, sizes = planned.logits, (planned.batch.rows, planned.batch.kv_rows)
+        logits, sizes = planned.logits, (planned.batch.num_queries, planned.batch.kv_size)
         if is_dynamo_compiling():
-            rows, kv_rows, *_, window = from_shape(planned.sizes_as_shape)
-            logits, sizes = logits._replace(window_left=window - 1), (rows, kv_rows)
+            num_queries, kv_size, *_, window = from_shape(planned.sizes_as_shape)
+            logits, sizes = logits._replace(window_left=window - 1), (num_queries, kv_size)
         check_inputs(op, planned, q, k, v, *sizes, self._use_cuda_graph)
         batch = planned.batch
-        first, kv_first, qo_indptr = batch.row_start, batch.kv_start, batch.qo_indptr
+        first, kv_first, qo_indptr = batch.first_query, batch.kv_start, batch.qo_indptr
         own_q, own_k, own_v = q, k, v  # gradients are for rows from 0
         if first or kv_first:
             own_q, own_k, own_v = (

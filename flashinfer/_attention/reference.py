@@ -1,7 +1,7 @@
 """Attention and its gradients as compositions of torch's functions, for calls without a kernel, such as float64.
 
-float64 inputs are computed in float64, all others in float32. Memory holds one block of logits for all heads. Sums have
-a fixed order. The host reads no tensor of a device.
+Calls with float64 inputs are computed in float64, all others in float32. One block of logits for all heads is in
+memory at a time. Sums have a fixed order. The host reads no tensor of a device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CallOptions(NamedTuple):
 
     @property
     def rope(self) -> bool:
-        """Return True if RoPE is applied on the fly."""
+        """Return True if the call applies RoPE."""
         return self.pos_encoding_mode == POS_ENCODINGS["ROPE_LLAMA"]
 
 

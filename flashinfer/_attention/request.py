@@ -1,6 +1,6 @@
 """Parsed arguments of a public ``plan()``.
 
-Numbers, modes and dtypes are usually equal in all plans of a wrapper. They are checked once and then cached.
+Numbers, modes and dtypes are usually equal in all plans of a wrapper. Their checks are cached by value.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def plan_settings(
 
     Args:
         page_size: only for a paged cache.
-        default: the rule without an option of ``split``.
+        default: the rule if ``split`` contains no option.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.

@@ -1,7 +1,4 @@
-"""Scales of quantised values.
-
-Numbers become factors of the kernels. The host never reads a tensor of a device.
-"""
+"""Scales of quantised values. Numbers become factors of the kernels. The host never reads a tensor of a device."""
 
 from __future__ import annotations
 
@@ -86,8 +83,7 @@ def _number(op: str, name: str, scale: Scale, heads: int, device: torch.device) 
         return 1.0
     if not isinstance(scale, torch.Tensor):
         number = scale if type(scale) is float else real(op, _argument(op, name), scale)
-        # torch 2.11 would compile a product of numbers, or an operator's argument, into the graph as a
-        # constant.
+        # torch 2.11 would compile a product of numbers, or an operator's argument, into the graph as a constant.
         return as_tensor(number, device) if is_dynamo_compiling() and is_symbolic(number) else number
     check_real(op, _argument(op, name), scale)
     if scale.numel() == 1:

@@ -1,8 +1,7 @@
 """Arguments of attention's operators, by name, in the order of their schemas.
 
 csrc/attention/arguments.h has the same lists, and modules register schemas from them. A test compares both. A
-call names only the arguments that differ from their defaults. A new argument needs a line in each list,
-and its use.
+call names only the arguments that differ from their defaults. A new argument needs a line in each list.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ class RebindArguments(NamedTuple):
     max_slots: int
     tile_rows: int
     slot_rows: int
-    rows: int
-    kv_rows: int
+    num_queries: int
+    kv_size: int
 
 
 class ExpectedArguments(NamedTuple):
@@ -130,8 +129,8 @@ class ExpectedArguments(NamedTuple):
 
     handle: int
     q_dims: int
-    rows: int
-    more_rows: bool
+    num_queries: int
+    allows_more_queries: bool
     num_qo_heads: int
     num_kv_heads: int
     head_dim_qk: int
@@ -139,7 +138,7 @@ class ExpectedArguments(NamedTuple):
     dtype_q: int
     dtype_kv: int
     page_size: int
-    kv_rows: int
+    kv_size: int
 
 
 _TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "int": "int", "float": "float", "bool": "bool"}

@@ -93,16 +93,16 @@ class Tables:
         """Return the device memory for the first ``used`` elements of ``x``, by default for all of them."""
         if x is buffer:
             return x
-        count, given = x.numel(), x
+        count, source = x.numel(), x
         if used is not None and used < count:
-            count, given = used, x[:used]
+            count, source = used, x[:used]
         if buffer is None:
-            return given.to(self.device, non_blocking=self.non_blocking, copy=True)
+            return source.to(self.device, non_blocking=self.non_blocking, copy=True)
         most = buffer.numel()
         if count > most:
             check_range(self.op, name, count, most=most, unit="elements", why=", the size of its buffer")
         if x.data_ptr() != buffer.data_ptr() or x.device != buffer.device:  # engines write into the buffer themselves
-            self.pending.append((buffer if count == most else buffer[:count], given))
+            self.pending.append((buffer if count == most else buffer[:count], source))
         return buffer
 
     def commit(self) -> None:
@@ -113,14 +113,14 @@ class Tables:
 class Batch(NamedTuple):
     """The requests of a plan: lengths on the host, tables on the device."""
 
-    rows: int  # the end of the last request's queries in q
+    num_queries: int  # the end of the last request's queries in q
     qo_indptr: torch.Tensor | None  # on the host; None: one query for each request
     kv_lens: torch.Tensor  # on the host
-    kv_rows: int  # rows of ragged keys, or one more than the largest page; 0: unknown
+    kv_size: int  # ragged keys, or one more than the largest page; 0: unknown
     kv_indptr: torch.Tensor
     kv_indices: torch.Tensor | None
-    kv_start: int = 0  # the first row of ragged keys that a request has
-    row_start: int = 0  # the first row of q that a request has; a number, because graphs cannot read qo_indptr
+    kv_start: int = 0  # the first ragged key of a request
+    first_query: int = 0  # qo_indptr[0], as a number, because graphs cannot read qo_indptr
 
 
 def check_pages(
@@ -150,4 +150,4 @@ def paged_batch(
     names = ("indptr", "indices", "last_page_len")
     kv_lens, num_pages, used = check_pages(tables.op, qo_indptr, page_size, host_indptr, last, indices, names)
     device_tables = tables.to_device("indptr", None, indptr), tables.to_device("indices", None, indices[:used])
-    return Batch(int(qo_indptr[-1]), qo_indptr, kv_lens, num_pages, *device_tables, row_start=int(qo_indptr[0]))
+    return Batch(int(qo_indptr[-1]), qo_indptr, kv_lens, num_pages, *device_tables, first_query=int(qo_indptr[0]))

@@ -25,8 +25,8 @@ def _attend_planned(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    rows: int,
-    kv_rows: int,
+    num_queries: int,
+    kv_size: int,
     kernels: int,
     *arguments_and_parameters: Any,
 ) -> None:
@@ -34,9 +34,10 @@ def _attend_planned(
     parameters = arguments_and_parameters[len(arguments) :]
     got = k.shape[0] if k.dim() == 4 else k.shape[arguments.kv_layout]
     # Unbacked sizes of a graph have not been compared with the plan's.
-    if q.shape[0] < rows or got < kv_rows:
+    if q.shape[0] < num_queries or got < kv_size:
         raise ValueError(
-            f"{op}: q, k: got {q.shape[0]} queries and {got} rows or pages of keys, and the plan is for {rows} and {kv_rows}"
+            f"{op}: q, k: got {q.shape[0]} queries and {got} rows or pages of keys,"
+            f" wanted at least {num_queries} and {kv_size} as the plan has"
         )
     heads = k.shape[k.dim() - 2 - arguments.kv_layout]
     if arguments.max_slots:
@@ -50,7 +51,7 @@ def _attend_planned(
 
 
 define_in_python(
-    "attend_planned(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, SymInt rows,"
-    f" SymInt kv_rows, SymInt kernels, {schema_of(CallArguments, 'SymInt')}, {schema_of(Parameters)}) -> ()",
+    "attend_planned(str family, str op, Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, SymInt num_queries,"
+    f" SymInt kv_size, SymInt kernels, {schema_of(CallArguments, 'SymInt')}, {schema_of(Parameters)}) -> ()",
     _attend_planned,
 )

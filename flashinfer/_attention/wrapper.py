@@ -1,4 +1,4 @@
-"""Base of the wrappers. A plan binds its operator once, so ``run()`` is short."""
+"""Base of the wrappers. A plan binds its arguments once, so ``run()`` passes only tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..utils import canonicalize_torch_dtype
 from .accepted import default_rule
 from .arguments import (
     PagedCache,
+    as_readable,
     caches_of,
     check_sinks,
     layout_of,
     no_gradient,
     parameters_of,
-    rows_of,
 )
 from .bound import LastRun, Result
 from .events import Events
@@ -42,7 +42,7 @@ class BatchWrapper(NoCopies, Planner):
 
     _paged_buffers: tuple[torch.Tensor | None, ...] = (None, None, None)
     _few_queries = False  # of each request
-    # Name of the argument of run() with keys and values, or empty if ``k`` and ``v`` are two.
+    # Name of the argument of run() that holds keys and values, or empty if ``k`` and ``v`` are separate arguments.
     _cache_argument = "paged_kv_cache"
     # Names of a custom variant's tensors, and the number of all its parameters.
     _variant_parameters: tuple[tuple[str, ...], int] = ((), 0)
@@ -176,23 +176,23 @@ class BatchWrapper(NoCopies, Planner):
         seen = (q.shape, k.shape, v.shape, q.dtype, k.dtype) if isinstance(q, torch.Tensor) else None
         if seen is None or seen != self._checked_call:
             check_inputs(
-                f"{self._name}.run", planned, q, k, v, planned.batch.rows, planned.batch.kv_rows, self._more_rows,
-                self._q_len_per_req,
+                f"{self._name}.run", planned, q, k, v, planned.batch.num_queries, planned.batch.kv_size,
+                self._allows_more_queries, self._q_len_per_req,
             )  # fmt: skip
             self._checked_call = seen
         if not q.is_contiguous() or q.is_cuda:
-            q = rows_of(q)
+            q = as_readable(q)
         arguments: CallArguments = planned.arguments
-        parameters, finish = planned.parameters, None
+        parameters, scale_output = planned.parameters, None
         if extra or planned.operators.custom or scales != NO_SCALES:
-            q, arguments, parameters, finish = self._scaled(planned, q, extra, scales)
+            q, arguments, parameters, scale_output = self._scaled(planned, q, extra, scales)
         if sinks is not None:
             parameters = cast(Parameters, parameters)._replace(maybe_sinks=sinks)
         out, lse = results_of(f"{self._name}.run", planned.shape, q, out, lse, return_lse)
-        self._last_run.note(self.device)
+        self._last_run.record(self.device)
         call(self._name, planned.operators.run, q, k, v, out, lse, *arguments, *parameters)
-        if finish is not None:
-            finish(out)
+        if scale_output is not None:
+            scale_output(out)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _run_traced(
@@ -212,15 +212,15 @@ class BatchWrapper(NoCopies, Planner):
         op = f"{self._name}.run"
         check_no_extra(op, extra, " without jit_args")
         sizes = from_shape(planned.sizes_as_shape)
-        check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._more_rows, self._q_len_per_req)
+        check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._allows_more_queries, self._q_len_per_req)
         shape, logits, arguments = planned.shape, planned.logits, planned.arguments
         out, lse = results_of(op, shape, q, out, lse, return_lse)
-        q, by_head, finish = rows_of(q), None, None
+        q, by_head, scale_output = as_readable(q), None, None
         if is_fp8(shape.dtype_q):
             factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
         else:
             q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
-            o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
+            o_scale, scale_output = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         numbers = numbers_of(logits[2:], factor, q.device)
         cap, scale, rope_scale, rope_theta = logits[2:]
         slopes = planned.parameters[0]  # type: ignore[misc]
@@ -238,8 +238,8 @@ class BatchWrapper(NoCopies, Planner):
             ),
             *parameters,
         )  # fmt: skip
-        if finish is not None:
-            finish(out)
+        if scale_output is not None:
+            scale_output(out)
         return (out, lse) if return_lse else out  # type: ignore[return-value]
 
     def _scaled(
@@ -260,11 +260,11 @@ class BatchWrapper(NoCopies, Planner):
             own = parameters_of(logits, shape.num_qo_heads, self.device, factor, scales=by_head)
             return q, planned.arguments._replace(o_scale=o_scale), own, None
         q, factor = scaled_query(self._name, q, shape.num_kv_heads, scales[0], scales[1])
-        o_scale, finish = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
+        o_scale, scale_output = value_scale(self._name, scales[2], shape.num_qo_heads, shape.num_kv_heads, q.device)
         if operators.custom:
-            return q, planned.arguments._replace(o_scale=o_scale), self._variant_arguments(planned, extra), finish
+            return q, planned.arguments._replace(o_scale=o_scale), self._variant_arguments(planned, extra), scale_output
         parameters = parameters_of(logits, shape.num_qo_heads, self.device, factor)
-        return q, planned.arguments._replace(o_scale=o_scale), parameters, finish
+        return q, planned.arguments._replace(o_scale=o_scale), parameters, scale_output
 
     def _variant_arguments(self, planned: Plan, extra: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the parameters of a custom variant.

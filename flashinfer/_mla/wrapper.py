@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 from .._attention.accepted import default_rule
-from .._attention.arguments import no_gradient, rows_of
+from .._attention.arguments import as_readable, no_gradient
 from .._attention.bound import LastRun
 from .._attention.lists import Scheduler
 from .._attention.plan import NoCopies
@@ -204,12 +204,12 @@ class MlaWrapper(NoCopies):
         self._check_run(op, planned, q_nope, q_pe, ckv_cache, kpe_cache)
         rows = q_nope.shape[:2]
         if planned.no_rope is None:
-            q_nope, q_pe = rows_of(q_nope), rows_of(q_pe)
+            q_nope, q_pe = as_readable(q_nope), as_readable(q_pe)
         else:
             check_metadata(op, "q_pe", q_pe, (*rows, 0), self.device, planned.dtype)
             check_metadata(op, "kpe_cache", kpe_cache, (*ckv_cache.shape[:2], 0), self.device, planned.kv_dtype)
             zeros = planned.no_rope
-            q_nope, q_pe = rows_of(q_nope), zeros.view(planned.dtype)[:HEAD_DIM_KPE].expand(*rows, -1)
+            q_nope, q_pe = as_readable(q_nope), zeros.view(planned.dtype)[:HEAD_DIM_KPE].expand(*rows, -1)
             kpe_cache = zeros.view(planned.kv_dtype)[:HEAD_DIM_KPE].expand(*ckv_cache.shape[:2], -1)
         events = checked_buffer(
             op,
@@ -221,7 +221,7 @@ class MlaWrapper(NoCopies):
             out = torch.empty((*rows, HEAD_DIM_CKV), dtype=planned.dtype, device=q_nope.device)
         if lse is None and return_lse:
             lse = torch.empty(rows, dtype=torch.float32, device=q_nope.device)
-        self._last_run.note(self.device)
+        self._last_run.record(self.device)
         # A graph of torch.compile allocates its partial states. A workspace would be a mutated input.
         workspace = None if torch.compiler.is_compiling() else self._scheduler.float_workspace
         run = planned.operators.run

@@ -42,8 +42,8 @@ def test_a_plan_waits_for_other_streams(monkeypatch):
     last.wait(device, runs)
     assert here.waited == {0, 7}
     here = Stream(9)
-    last.note(device)
-    last.note(torch.device("cpu"))
+    last.record(device)
+    last.record(torch.device("cpu"))
     here = Stream(5)
     last.wait(device, [])
     assert here.waited == {9}

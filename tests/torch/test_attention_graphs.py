@@ -204,7 +204,7 @@ def test_a_graph_that_was_captured_with_less(smaller, message, small):
     graphed, paged = Graphed(small, 2, 400, (4, 1)), Paged([3000, 2000], 16, 1, head_dim, dtype, device)
     graphed.plan(paged)
     scheduler = scheduler_of(graphed.wrapper)
-    scheduler.bounds = scheduler.bounds._replace(**smaller)
+    scheduler.graph_sizes = scheduler.graph_sizes._replace(**smaller)
     with pytest.raises(ValueError, match=message):
         graphed.plan(paged)
 
