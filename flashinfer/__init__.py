@@ -43,4 +43,4 @@ def __dir__() -> list[str]:
 
 # A process that only loads a saved program must find the program's operators.
 if "torch" in sys.modules:
-    importlib.import_module("._ops.declared", __name__)
+    importlib.import_module("._ops.registry", __name__)

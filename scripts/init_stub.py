@@ -25,7 +25,7 @@ sys.modules["flashinfer._ops.schemas"] = ModuleType("flashinfer._ops.schemas")
 sys.modules["flashinfer._ops.schemas"].SCHEMAS = {}  # type: ignore[attr-defined] # the list that is made here
 
 import flashinfer  # noqa: E402
-from flashinfer._ops import declared  # noqa: E402
+from flashinfer._ops import registry  # noqa: E402
 
 # These names are found only in the module, because another family or library has some of them too.
 OWN_NAMES = {
@@ -45,7 +45,7 @@ __version__: str
 
 def __dir__() -> list[str]: ...
 """
-SCHEMAS_HEAD = '''"""List the operators of each module; ``python scripts/init_stub.py`` writes this file. See ``declared.py``."""
+SCHEMAS_HEAD = '''"""List the operators of each module; ``python scripts/init_stub.py`` writes this file. See ``registry.py``."""
 
 SCHEMAS: dict[str, tuple[str, ...]] = {
 '''
@@ -92,7 +92,7 @@ def schemas(found: dict[str, list[str]]) -> str:
 def record() -> dict[str, list[str]]:
     """Record from now on which module declares which operators."""
     found: dict[str, list[str]] = {}
-    declare = declared.declare
+    declare = registry.register
 
     def recording(namespace: str, schema: str, *rest: object) -> str:
         frame = sys._getframe(1)
@@ -102,7 +102,7 @@ def record() -> dict[str, list[str]]:
         found.setdefault(frame.f_globals["__name__"], []).append(f"{namespace}::{schema}")
         return declare(namespace, schema, *rest)  # type: ignore[arg-type]
 
-    declared.declare = recording
+    registry.register = recording
     return found
 
 

@@ -73,7 +73,8 @@ inline int64_t rows_of_requests(const Check& check, const PlanRequest& request) 
   int64_t rows = 0;
   for (int32_t b = 0; b < request.batch_size; ++b) {
     if (request.qo_len(b) < 0 || request.qo_start(b) < 0)
-      check.fail("qo_indptr", "falls at request " + std::to_string(b) + ", wanted numbers from 0 that never fall");
+      check.fail("qo_indptr",
+                 "decreases at request " + std::to_string(b) + ", wanted numbers from 0 that never decrease");
     if (request.kv_lens[b] < 0) check.fail("kv_lens", "got a negative length at request " + std::to_string(b));
     rows += static_cast<int64_t>(request.qo_len(b)) * request.group;
   }

@@ -96,7 +96,7 @@ struct HostTable {
   explicit operator bool() const { return data != nullptr; }
   int32_t operator[](int64_t i) const { return data[i]; }
 
-  // Return whether these are the offsets of `count` requests: not negative, and never falling.
+  // Return whether these are the offsets of `count` requests: not negative, and never decreasing.
   bool are_offsets(int64_t count) const {
     if (size != count + 1 || data[0] < 0) return false;
     bool rising = true;

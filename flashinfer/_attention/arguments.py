@@ -55,7 +55,7 @@ def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torc
     return k, v
 
 
-def as_readable(x: torch.Tensor) -> torch.Tensor:
+def as_kernel_input(x: torch.Tensor) -> torch.Tensor:
     """Return ``x``, or a copy if kernels cannot read it.
 
     Its rows must be contiguous. On CUDA they must start at multiples of 16 bytes.

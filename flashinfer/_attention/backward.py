@@ -23,7 +23,7 @@ from .._ops.route import Gradient, no_second_derivative, write
 from .._ops.scalars import numbers_of
 from ..errors import GradientError
 from ..jit.modules.prefill_backward import MAX_CUDA_HEAD_DIM, gen_prefill_backward_module
-from .arguments import CUSTOM, MULTI_ITEM, Logits, as_readable, layout_of, slopes_of
+from .arguments import CUSTOM, MULTI_ITEM, Logits, as_kernel_input, layout_of, slopes_of
 from .one_request import attend_one
 from .reference import LOG2E, CallOptions, attend, gradients, requests_of, rotated, work_dtype
 from .scales import NO_SCALES, Scale
@@ -108,7 +108,7 @@ def _gradients(
     if _has_kernel(q, k, v, out, grad):
         if q.is_cpu and any(x.dtype != q.dtype for x in (k, v, out, grad)):
             q, k, v, out, grad = (x.float() for x in (q, k, v, out, grad))
-        q, k, v, out, grad = (as_readable(x) for x in (q, k, v, out, grad))
+        q, k, v, out, grad = (as_kernel_input(x) for x in (q, k, v, out, grad))
         results = _kernel(
             q, k, v, out, lse, grad, grad_lse.float().contiguous(), qo_indptr, kv_lens, packed_mask, slopes,
             options.layout, options.mask_mode, options.window_left, options.logits_soft_cap, options.sm_scale,

@@ -20,7 +20,7 @@ from .._ops.numbers import check_option, check_range, finite, positive, whole
 from .._ops.tensors import check_metadata
 from ..env import BATCH_INVARIANT
 from ..errors import UnsupportedError
-from .arguments import CAUSAL, NON_CAUSAL, as_readable, check_sinks, no_gradient
+from .arguments import CAUSAL, NON_CAUSAL, as_kernel_input, check_sinks, no_gradient
 from .batch_schedule import kernels_of, schedule, schedule_layout_of
 from .lists import Shape
 from .operators import call, number_of_variant
@@ -161,7 +161,7 @@ def trtllm_fmha_v2_prefill(
         if variant:
             parameters = (scheduled.numbers, sinks, scale, *((cap,) if cap > 0 else ()), mask.chunk)
         # The conversion is exact: 16-bit types represent all values of e4m3.
-        queries = as_readable(q if q.dtype == shape.dtype_q else q.to(shape.dtype_q))
+        queries = as_kernel_input(q if q.dtype == shape.dtype_q else q.to(shape.dtype_q))
         result = out if out.dtype == shape.dtype_o else torch.empty(out.shape, dtype=shape.dtype_o, device=q.device)
         call(op, kernels.operators.run, queries, k, v, result, lse, *arguments, *parameters)
         store(out, result, out_factor)
@@ -304,4 +304,4 @@ def _check_queries(op: str, indptr: torch.Tensor, tokens: int) -> None:
     check_range(op, "cum_seq_lens_q", int(indptr.min()), 0)
     check_range(op, "cum_seq_lens_q", int(indptr.max()), 0, tokens)
     if bool((indptr[1:] < indptr[:-1]).any()):
-        raise value_error(op, "cum_seq_lens_q", "offsets that fall", "offsets that never fall")
+        raise value_error(op, "cum_seq_lens_q", "offsets that decrease", "offsets that never decrease")

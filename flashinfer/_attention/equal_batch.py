@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from .._ops.declare import define_in_python
 from ..quantization import packbits
-from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, as_readable, parameters_of, variant_of
+from .arguments import CAUSAL, CUSTOM, NON_CAUSAL, Logits, as_kernel_input, parameters_of, variant_of
 from .backward import differentiable
 from .operators import builtin_operators, call
 from .signature import CallArguments
@@ -82,7 +82,7 @@ def _attend_batch(
     # [queries, heads of the batch, head_dim]. For one query or one request, the result is a view of this tensor.
     folded = torch.empty((qo_len, batch_size * num_qo_heads, v.shape[3]), dtype=q.dtype, device=q.device)
     lse = torch.empty(folded.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
-    rows = (as_readable(x) for x in (q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1)))
+    rows = (as_kernel_input(x) for x in (q.permute(2, 0, 1, 3).flatten(1, 2), k.flatten(0, 1), v.flatten(0, 1)))
     call("attend_batch", operators.run, *rows, folded, lse, *arguments, *parameters)
     if lse is not None:
         all_lse.copy_(lse.unflatten(1, (batch_size, num_qo_heads)).transpose(0, 1))

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from .._ops.declare import define_in_python
 from .._ops.dtypes import is_fp8
 from .._ops.scalars import numbers_of
-from .arguments import NON_CAUSAL, Logits, as_readable, layout_of, no_gradient, slopes_of, variant_of
+from .arguments import NON_CAUSAL, Logits, as_kernel_input, layout_of, no_gradient, slopes_of, variant_of
 from .kernels import kernels_of_request
 from .operators import Operators, builtin_operators, call, mode_of_variant, operators_of_module, public_error
 from .scales import NO_SCALES, Scale, head_scales, output_dtype, scaled_query, value_scale
@@ -117,7 +117,16 @@ def _attend(
         operators = builtin_operators(family, q.device.type, dtypes, head_dims, arguments.variant, kernels)
     except ValueError as err:
         raise public_error(op, err) from None
-    call(op, operators.run, as_readable(q), as_readable(k), as_readable(v), out, lse, *arguments_and_parameters)
+    call(
+        op,
+        operators.run,
+        as_kernel_input(q),
+        as_kernel_input(k),
+        as_kernel_input(v),
+        out,
+        lse,
+        *arguments_and_parameters,
+    )
 
 
 # Tracing cannot select a module: sizes may be symbolic, and the module may need a build. This operator selects it at
@@ -168,7 +177,9 @@ def _call_custom(
     parameters: Sequence[Any],
 ) -> None:
     arguments = CallArguments(kv_layout=layout, mask_mode=mask_mode, window_left=window_left)
-    call(op, operators.run, as_readable(q), as_readable(k), as_readable(v), out, lse, *arguments, *parameters)
+    call(
+        op, operators.run, as_kernel_input(q), as_kernel_input(k), as_kernel_input(v), out, lse, *arguments, *parameters
+    )
 
 
 def _attend_custom(

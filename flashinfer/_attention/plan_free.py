@@ -17,7 +17,7 @@ from .._ops.errors import value_error
 from .._ops.numbers import check_range, finite, positive, whole
 from .._ops.tensors import check_device, check_metadata, check_tensor
 from ..env import BATCH_INVARIANT
-from .arguments import CAUSAL, NON_CAUSAL, PagedCache, as_readable, check_sinks, layout_of, no_gradient
+from .arguments import CAUSAL, NON_CAUSAL, PagedCache, as_kernel_input, check_sinks, layout_of, no_gradient
 from .batch_schedule import Kernels, ScheduleLayout, kernels_of, schedule, schedule_layout_of
 from .lists import Shape
 from .operators import call
@@ -108,7 +108,7 @@ def attend(
     parameters: tuple[Any, ...] = Parameters(maybe_numbers=scheduled.numbers, maybe_sinks=sinks, sm_scale=scale)
     if queries.mask is not None:
         parameters = (scheduled.numbers, sinks, queries.mask, queries.indptr, scale, queries.mask.shape[-1])
-    call(op, kernels.operators.run, as_readable(query), k, v, result, None, *arguments, *parameters)
+    call(op, kernels.operators.run, as_kernel_input(query), k, v, result, None, *arguments, *parameters)
     store(out, result, out_factor)
     return out
 

@@ -14,7 +14,7 @@ from .._ops.tensors import check_dims, check_tensor
 from ..jit.modules._attention import KERNELS
 from ..jit.modules.prefill import gen_customize_batch_prefill_module
 from .accepted import check_backend
-from .arguments import as_readable
+from .arguments import as_kernel_input
 from .backward import differentiable, needs_differentiable, refuse_gradient, write_results
 from .bound import Result
 from .plan import check_inputs, from_shape
@@ -76,7 +76,7 @@ class BatchPrefill(BatchWrapper):
         check_tensor(op, "q", q)
         check_dims(op, "k", k, 3)
         check_dims(op, "v", v, 3)
-        k, v = as_readable(k), as_readable(v)
+        k, v = as_kernel_input(k), as_kernel_input(v)
         if not needs_differentiable(q, k, v):
             return self._run(q, k, v, extra, scales, out, lse, return_lse)
         planned = self._planned_or_fail("run")

@@ -18,7 +18,7 @@ from ..utils import canonicalize_torch_dtype
 from .accepted import default_rule
 from .arguments import (
     PagedCache,
-    as_readable,
+    as_kernel_input,
     caches_of,
     check_sinks,
     layout_of,
@@ -181,7 +181,7 @@ class BatchWrapper(NoCopies, Planner):
             )  # fmt: skip
             self._checked_call = seen
         if not q.is_contiguous() or q.is_cuda:
-            q = as_readable(q)
+            q = as_kernel_input(q)
         arguments: CallArguments = planned.arguments
         parameters, scale_output = planned.parameters, None
         if extra or planned.operators.custom or scales != NO_SCALES:
@@ -215,7 +215,7 @@ class BatchWrapper(NoCopies, Planner):
         check_inputs(op, planned, q, k, v, sizes[0], sizes[1], self._allows_more_queries, self._q_len_per_req)
         shape, logits, arguments = planned.shape, planned.logits, planned.arguments
         out, lse = results_of(op, shape, q, out, lse, return_lse)
-        q, by_head, scale_output = as_readable(q), None, None
+        q, by_head, scale_output = as_kernel_input(q), None, None
         if is_fp8(shape.dtype_q):
             factor, o_scale, by_head = head_scales(self._name, scales, shape.num_qo_heads, shape.num_kv_heads, q.device)
         else:

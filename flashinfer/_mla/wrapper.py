@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 
 from .._attention.accepted import default_rule
-from .._attention.arguments import as_readable, no_gradient
+from .._attention.arguments import as_kernel_input, no_gradient
 from .._attention.bound import LastRun
 from .._attention.lists import Scheduler
 from .._attention.plan import NoCopies
@@ -204,12 +204,12 @@ class MlaWrapper(NoCopies):
         self._check_run(op, planned, q_nope, q_pe, ckv_cache, kpe_cache)
         rows = q_nope.shape[:2]
         if planned.no_rope is None:
-            q_nope, q_pe = as_readable(q_nope), as_readable(q_pe)
+            q_nope, q_pe = as_kernel_input(q_nope), as_kernel_input(q_pe)
         else:
             check_metadata(op, "q_pe", q_pe, (*rows, 0), self.device, planned.dtype)
             check_metadata(op, "kpe_cache", kpe_cache, (*ckv_cache.shape[:2], 0), self.device, planned.kv_dtype)
             zeros = planned.no_rope
-            q_nope, q_pe = as_readable(q_nope), zeros.view(planned.dtype)[:HEAD_DIM_KPE].expand(*rows, -1)
+            q_nope, q_pe = as_kernel_input(q_nope), zeros.view(planned.dtype)[:HEAD_DIM_KPE].expand(*rows, -1)
             kpe_cache = zeros.view(planned.kv_dtype)[:HEAD_DIM_KPE].expand(*ckv_cache.shape[:2], -1)
         events = checked_buffer(
             op,

@@ -36,7 +36,7 @@ def check_present(op: str, name: str, value: T | None, wanted: str) -> T:
 
 
 def check_not_both(op: str, first: str, value: object, second: str, other: object) -> None:
-    """Check that one of two arguments is ``None``.
+    """Check that at most one of two arguments is given.
 
     Raises:
         ValueError: both are given.

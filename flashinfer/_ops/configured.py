@@ -28,9 +28,9 @@ _loaded_dispatching: dict[str, JitSpec] = {}
 
 
 def configured(spec_of: Callable[..., JitSpec], fakes: Fakes) -> Callable[..., Any]:
-    """Return a cached function from a configuration to the namespace of its operators.
+    """Return a cached function that maps a configuration to the namespace of its operators.
 
-    It loads or builds the module.
+    The function loads or builds the module.
 
     Args:
         spec_of: maps a configuration to the spec of its module, such as a family's ``gen_*_module``.
@@ -45,7 +45,7 @@ def configured(spec_of: Callable[..., JitSpec], fakes: Fakes) -> Callable[..., A
 
 
 def with_fakes(namespace: Any, fakes: Fakes) -> Any:
-    """Return a module's namespace, after registering the fake implementation of each of its operators."""
+    """Register the fake implementations of a module's operators, and return its namespace."""
     if not is_dynamo_compiling() and namespace.name not in _fakes:  # a graph cannot register anything
         library = torch.library.Library(namespace.name, "IMPL")
         for name, fake in fakes.items():

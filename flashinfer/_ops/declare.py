@@ -2,7 +2,7 @@
 
 An operator is declared here once, with schema, fake implementation and one Python kernel for every device. The kernel
 loads the module of the tensors' device and calls the operator again. The module registers its C++ kernel for that
-device's dispatch key. It takes precedence over the Python kernel, so later calls run no Python.
+device's dispatch key. The C++ kernel takes precedence, so later calls run no Python.
 
 ``configured.py`` has the operators with one module per configuration.
 """
@@ -19,7 +19,7 @@ from ..jit.lookup import Needs
 from ..jit.module import JitSpec
 from ..jit.native import module_for_gpus
 from ..jit.spec import BACKENDS
-from . import declared
+from . import registry
 from .errors import check_dense, check_one_device, on_copies, on_one_device, type_error, value_error
 from .route import Fallback, Gradient, routed
 
@@ -39,7 +39,7 @@ def define_in_python(
 
     Graphs do not trace into the function. The arguments are those of :func:`define`.
     """
-    name, library = declared.declare(namespace, schema, function), declared.library(namespace)
+    name, library = registry.register(namespace, schema, function), registry.library(namespace)
     operator = getattr(getattr(torch.ops, namespace), name).default
     names = [argument.name for argument in operator._schema.arguments]
     host = frozenset(n for n, argument in enumerate(names) if argument in on_host)
@@ -98,7 +98,7 @@ def define(
     namespace = f"flashinfer_{kernels}" if kernels else "flashinfer"
 
     def load_and_call_again(*args: Any) -> Any:
-        backend = _checked(name, operator, args, host)
+        backend = _checked_backend(name, operator, args, host)
         spec = module(backend)
         if backend == "cuda" and kernels is None:
             spec = module_for_gpus(spec)
@@ -115,7 +115,7 @@ def define(
     return routed(name, operator, fallback)
 
 
-def _checked(name: str, operator: Any, args: tuple[Any, ...], on_host: frozenset[int]) -> str:
+def _checked_backend(name: str, operator: Any, args: tuple[Any, ...], on_host: frozenset[int]) -> str:
     """Return the backend of a call's tensors. Refuse devices without kernels, on which the call would recurse."""
     arguments = operator._schema.arguments
     names = [argument.name for argument in arguments]

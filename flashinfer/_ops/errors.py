@@ -91,7 +91,7 @@ def raise_as_callers_mistake(
 def raise_from_module(op: str, names: Sequence[str], args: Sequence[Any], err: RuntimeError) -> NoReturn:
     """Raise the error of an operator with one module per configuration.
 
-    Such operators are not declared by ``define``, so this function checks layouts and devices.
+    Only ``define`` adds checks of layouts and devices to an operator, so this function makes them.
 
     Raises:
         ValueError: a tensor that is not dense, or tensors on several devices.
@@ -169,7 +169,7 @@ def on_one_device(
 ) -> Callable[..., Any]:
     """Return ``fake`` with a check that all tensors are on one device.
 
-    torch calls the fake implementation if any tensor is on meta, even if others are not. The result would have no data.
+    torch calls the fake implementation if any tensor is on meta, even if others are not. Such a result would have no data.
     """
 
     @wraps(fake)

@@ -80,12 +80,12 @@ def check_each(
 
 
 def check_offsets(op: str, name: str, offsets: torch.Tensor, count: int | None = None) -> tuple[int, int]:
-    """Check that ``count + 1`` offsets on the host never fall. Return the first and the last.
+    """Check that ``count + 1`` offsets on the host never decrease. Return the first and the last.
 
     A table may be a slice of a longer one, so the first offset need not be 0.
 
     Raises:
-        ValueError: another number of offsets, one below 0, or one that falls.
+        ValueError: another number of offsets, one below 0, or one that decreases.
     """
     values = offsets.tolist()
     if count is not None and len(values) != count + 1:
@@ -95,7 +95,7 @@ def check_offsets(op: str, name: str, offsets: torch.Tensor, count: int | None =
     if values != sorted(values):
         at = next(i for i in range(1, len(values)) if values[i] < values[i - 1])
         got = f"{values[at]} at {at} after {values[at - 1]}"
-        raise value_error(op, name, got, "numbers that never fall")
+        raise value_error(op, name, got, "numbers that never decrease")
     return values[0], values[-1]
 
 

@@ -115,10 +115,10 @@ def routed(name: str, operator: Any, fallback: Fallback | None) -> Callable[...,
 
 
 def write(operator: str, argument: str, out: torch.Tensor, result: torch.Tensor) -> None:
-    """Copy ``result`` into ``out`` so that autograd follows.
+    """Copy ``result`` into ``out``. Autograd records the copy.
 
     Raises:
-        ValueError, TypeError: another shape, device or dtype, which torch would convert.
+        ValueError, TypeError: another shape, device or dtype, which ``copy_`` would accept and convert.
     """
     check_metadata(operator, argument, out, result.shape, result.device, result.dtype)
     out.copy_(result)

@@ -24,19 +24,19 @@ def as_tensor(number: float, device: torch.device) -> torch.Tensor:
     return torch.ones((), dtype=torch.float64, device=device) * number
 
 
-def numbers_of(given: Sequence[float], factor: float | torch.Tensor, device: torch.device) -> torch.Tensor | None:
+def numbers_of(options: Sequence[float], factor: float | torch.Tensor, device: torch.device) -> torch.Tensor | None:
     """Return the numbers of an attention call as one tensor, or ``None`` if all are constants of the graph.
 
     Args:
-        given: logits_soft_cap, sm_scale, rope_scale, rope_theta.
+        options: logits_soft_cap, sm_scale, rope_scale, rope_theta.
         factor: multiplies sm_scale.
 
     Returns:
         ``[4]`` float64 on ``device``: sm_scale, logits_soft_cap, rope_scale, rope_theta.
     """
-    if not isinstance(factor, torch.Tensor) and not any(is_symbolic(number) for number in (*given, factor)):
+    if not isinstance(factor, torch.Tensor) and not any(is_symbolic(number) for number in (*options, factor)):
         return None
-    cap, scale, rope_scale, rope_theta = (as_tensor(number, device) for number in given)
+    cap, scale, rope_scale, rope_theta = (as_tensor(number, device) for number in options)
     return torch.stack([scale * factor, cap, rope_scale, rope_theta])
 
 

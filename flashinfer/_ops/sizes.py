@@ -1,4 +1,4 @@
-"""Comparisons of sizes that ``torch.compile`` may not know before the graph runs."""
+"""Comparisons of sizes, also of sizes that ``torch.compile`` knows only when the graph runs."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ META = torch.zeros(4, dtype=torch.int32, device="meta")
 BAD_PLAN = [
     (dict(indptr=[-1, 2, 4]), ValueError, "indptr: got -1 first, wanted 0 or more"),
     (dict(indptr=[]), ValueError, "indptr: got no element first, wanted 0 or more"),
-    (dict(indptr=[0, 3, 2]), ValueError, "indptr: got 2 at 2 after 3, wanted numbers that never fall"),
+    (dict(indptr=[0, 3, 2]), ValueError, "indptr: got 2 at 2 after 3, wanted numbers that never decrease"),
     (dict(indptr=[0, 2]), ValueError, "last_page_len: got 2 elements, wanted 1"),
     (dict(indptr=[0, 2, 5]), ValueError, "indices: got 4 pages, wanted at least 5, the end of indptr"),
     (dict(indices=[0, -1, 2, 3]), ValueError, "indices: got -1, wanted at least 0"),
@@ -224,7 +224,7 @@ ITEMS = dict(
 )
 BAD_PREFILL_PLAN = [
     (dict(qo_indptr=[-1, 2, 3]), ValueError, "qo_indptr: got -1 first, wanted 0 or more"),
-    (dict(qo_indptr=[0, 5, 3]), ValueError, "qo_indptr: got 3 at 2 after 5, wanted numbers that never fall"),
+    (dict(qo_indptr=[0, 5, 3]), ValueError, "qo_indptr: got 3 at 2 after 5, wanted numbers that never decrease"),
     (dict(kv_indptr=[0, 5]), ValueError, "kv_indptr: got 2 elements, wanted 3, one more than requests"),
     (dict(kv_indptr=[0, 7, 6]), ValueError, "kv_indptr: got 6 at 2 after 7"),
     (dict(qo_indptr=torch.zeros(3)), TypeError, "qo_indptr: got torch.float32, wanted torch.int32"),

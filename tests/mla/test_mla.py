@@ -307,7 +307,7 @@ def test_decode_wrapper(device):
         (dict(kv_len_arr=[100, 33, 1]), r"kv_indptr: got 3 elements, wanted 4, one more than kv_len_arr has"),
         (dict(kv_len_arr=[100, 49]), r"kv_len_arr\[1\]: got 49, wanted 0 to 48, the slots"),
         (dict(kv_len_arr=[100, -1]), r"kv_len_arr\[1\]: got -1"),
-        (dict(qo_indptr=[0, 2, 1]), r"qo_indptr: got 1 at 2 after 2, wanted numbers that never fall"),
+        (dict(qo_indptr=[0, 2, 1]), r"qo_indptr: got 1 at 2 after 2, wanted numbers that never decrease"),
         (dict(qo_indptr=[0, 2]), r"qo_indptr: got 2 elements, wanted 3"),
         (dict(kv_indptr=[-1, 2, 3]), r"kv_indptr: got -1 first, wanted 0 or more"),
         (dict(kv_indices=[0, 1]), r"kv_indices: got 2 pages, wanted at least 10, the end of kv_indptr"),

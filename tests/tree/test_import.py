@@ -121,7 +121,7 @@ def loaded() -> dict[str, list[str]]:
 
 
 def test_import_loads_four_modules(loaded):
-    wanted = ["flashinfer", "flashinfer._ops", "flashinfer._ops.declared", "flashinfer._ops.schemas"]
+    wanted = ["flashinfer", "flashinfer._ops", "flashinfer._ops.registry", "flashinfer._ops.schemas"]
     assert loaded[""] == wanted
 
 

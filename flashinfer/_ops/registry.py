@@ -1,7 +1,7 @@
-"""Declarations of all operators. Saved programs call operators before their Python modules are imported.
+"""Registry of all operators. Saved programs may call an operator whose Python module is not imported yet.
 
 ``schemas.py`` lists every operator with the Python module that defines it. An access from Python through ``torch.ops``
-imports the module first. C++ programs, such as packages of AOTInductor, call the dispatcher. It finds the declared
+imports the module first. C++ programs, such as packages of AOTInductor, call the dispatcher. It finds the registered
 schema, and a kernel that imports the module and calls the operator again.
 """
 
@@ -18,31 +18,31 @@ from .schemas import SCHEMAS
 
 LIBRARIES: dict[str, torch.library.Library] = {}  # namespace -> its library
 KERNELS: dict[str, Callable[..., Any]] = {}  # "namespace::name" -> the kernel, once its module is imported
-_schemas: dict[str, str] = {}  # "namespace::name" -> its declared schema
+_schemas: dict[str, str] = {}  # "namespace::name" -> its schema
 _modules: dict[str, str] = {}  # "namespace::name" -> the module that defines it
 
 
 def library(namespace: str) -> torch.library.Library:
-    """Return the library that declares the operators of a namespace."""
+    """Return the library that registers the operators of a namespace."""
     if namespace not in LIBRARIES:
         LIBRARIES[namespace] = torch.library.Library(namespace, "FRAGMENT")
     return LIBRARIES[namespace]
 
 
-def declare(namespace: str, schema: str, kernel: Callable[..., Any]) -> str:
-    """Declare an operator with its kernel for every device, and return its name.
+def register(namespace: str, schema: str, kernel: Callable[..., Any]) -> str:
+    """Register an operator with its kernel for every device, and return its name.
 
     Raises:
         RuntimeError: ``schemas.py`` lists another schema.
     """
     name = schema[: schema.index("(")]
     key = f"{namespace}::{name}"
-    known = _schemas.get(key)
-    if known is None:
+    listed = _schemas.get(key)
+    if listed is None:
         library(namespace).define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         library(namespace).impl(name, kernel, "CompositeExplicitAutograd")
-    elif known != schema:
-        raise RuntimeError(f"{key}: got schema {schema}, listed is {known}: run python scripts/init_stub.py")
+    elif listed != schema:
+        raise RuntimeError(f"{key}: got schema {schema}, listed is {listed}: run python scripts/init_stub.py")
     KERNELS[key] = kernel
     return name
 
@@ -67,7 +67,7 @@ def _find(namespace: str, name: str) -> Any:
     raise AttributeError(name)
 
 
-def _declare_all() -> None:
+def _register_all() -> None:
     for module, schemas in SCHEMAS.items():
         for listed in schemas:
             namespace, schema = listed.split("::", 1)
@@ -81,4 +81,4 @@ def _declare_all() -> None:
         vars(getattr(torch.ops, namespace))["__getattr__"] = partial(_find, namespace)
 
 
-_declare_all()
+_register_all()
