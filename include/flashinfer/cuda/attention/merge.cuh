@@ -1,7 +1,7 @@
 // Merge of the partial states of tiles whose keys were split (Flash-Decoding, Dao et al., 2023):
 //   m = max_i m_i,   l = sum_i 2^(m_i - m) l_i,   O = (1 / l) sum_i 2^(m_i - m) O_i
-// A CTA merges one row of one KV head at a time. A group of kDV / 4 threads holds the columns of a state. The
-// groups take the states in turn. A CTA has as many whole groups as kMergeThreads has room for.
+// A CTA merges one row of one KV head at a time. kDV / 4 threads hold the columns of one state. A CTA loads
+// kStates states at once, as many as fit into kMergeThreads threads.
 #pragma once
 
 #include <algorithm>
@@ -80,7 +80,7 @@ struct PartialState {
 template <int kDV, int kAtOnce, bool kSoftmax>
 __device__ __forceinline__ void add_states(const AttentionParams& params, const MergeRow& row, int start, int stride,
                                            int column, PartialState<kSoftmax>& merged) {
-  const int64_t step = int64_t{stride} * row.step;  // to the next state of this group
+  const int64_t step = int64_t{stride} * row.step;  // to this thread's next state
   const PartialSoftmax* from_ml = params.partial_ml + row.first + int64_t{start} * row.step;
   const float* from_o = params.partial_o + (row.first + int64_t{start} * row.step) * kDV + column * 4;
   for (; start < row.splits; start += kAtOnce * stride) {
@@ -121,28 +121,28 @@ __device__ __forceinline__ void write_merged(const P& params, const MergeRow& ro
         !Variant::use_softmax || merged.l == 0 ? -math::inf : merged.m + math::ptx_log2(merged.l);
 }
 
-// Shared memory of a CTA's merge: a state per group of threads.
+// Shared memory of a CTA's merge: kStates states, each merged from every kStates-th split.
 template <typename Types>
 struct MergeMemory {
-  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kGroups = kMergeThreads / kColumns;
-  static constexpr int kThreads = kColumns * kGroups;  // each has four columns of a row
-  static_assert(kColumns <= kMergeThreads && kDV % 4 == 0, "a group is part of a CTA");
-  float4 o[kGroups][kColumns];
-  float2 ml[kGroups];
+  static constexpr int kDV = Types::HEAD_DIM_VO, kColumns = kDV / 4, kStates = kMergeThreads / kColumns;
+  static constexpr int kThreads = kColumns * kStates;  // each has four columns of a row
+  static_assert(kColumns <= kMergeThreads && kDV % 4 == 0, "the threads of a state are in one CTA");
+  float4 o[kStates][kColumns];
+  float2 ml[kStates];
 };
 
 template <typename Variant, typename Types, typename P>
 __device__ __forceinline__ void merge_row(const P& params, const MergeRow& row, MergeMemory<Types>& shared) {
-  constexpr int kColumns = MergeMemory<Types>::kColumns, kGroups = MergeMemory<Types>::kGroups;
-  const int group = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
+  constexpr int kColumns = MergeMemory<Types>::kColumns, kStates = MergeMemory<Types>::kStates;
+  const int state = threadIdx.x / kColumns, column = threadIdx.x % kColumns;
   PartialState<Variant::use_softmax> merged;
-  add_states<Types::HEAD_DIM_VO, 4>(params, row, group, kGroups, column, merged);
-  shared.o[group][column] = merged.o;
-  if (column == 0) shared.ml[group] = {merged.m, merged.l};
+  add_states<Types::HEAD_DIM_VO, 4>(params, row, state, kStates, column, merged);
+  shared.o[state][column] = merged.o;
+  if (column == 0) shared.ml[state] = {merged.m, merged.l};
   __syncthreads();
-  if (group != 0) return;
+  if (state != 0) return;
 #pragma unroll
-  for (int i = 1; i < kGroups; ++i) merged.add(shared.o[i][column], shared.ml[i].x, shared.ml[i].y);
+  for (int i = 1; i < kStates; ++i) merged.add(shared.o[i][column], shared.ml[i].x, shared.ml[i].y);
   write_merged<Variant, Types>(params, row, column, merged);
 }
 

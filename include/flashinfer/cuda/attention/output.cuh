@@ -1,4 +1,4 @@
-// Epilogue: writes a CTA's sums to outputs, or to partial states if a tile's keys are split.
+// Epilogue: write a CTA's sums to outputs, or to partial states if a tile's keys are split.
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ __device__ __forceinline__ void rotate(float& a, float& b, float c, float s) {
 template <typename S>
 struct RotationShape {
   static constexpr int kColumns = S::kDQ / 16, kStep = S::kGroupThreads / kColumns;
-  static constexpr int kEach = (S::kKeys + kStep - 1) / kStep;  // keys of a thread, some of them after the tile's end
+  static constexpr int kEach = (S::kKeys + kStep - 1) / kStep;  // keys of a thread; the last may be after the tile
   static constexpr int kAtOnce = kEach < 4 ? kEach : 4;
   static_assert(kStep > 0, "a group has a thread for every 8 pairs of a key");
 

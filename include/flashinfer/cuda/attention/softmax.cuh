@@ -66,8 +66,8 @@ using Products = Accumulator<16 * S::kM, S::kKeys>;
 template <typename S>
 using Outputs = Accumulator<16 * S::kM, S::kDV>;
 
-// kWhole: all keys of the tile exist. kScale: also applies the scale of softmax. A variant is called only for
-// existing rows and keys: it may use them as indices.
+// Apply a variant to the logits of a tile. kWhole: all keys of the tile exist. kScale: also apply the scale
+// of softmax. A variant is called only for existing rows and keys: it may use them as indices.
 template <bool kWhole, bool kScale = true, typename Variant, typename S, typename P>
 __device__ __forceinline__ void transform_tile(Products<S>& s, const P& params, const Variant& variant,
                                                const WarpRows<S>& warp, int32_t tile_start) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void transform_logits(Products<S>& s, const P& params
   }
 }
 
-// Mask keys outside of each row's range. Serves masks that are ranges.
+// Mask keys outside of each row's range. Use it for masks that are ranges of keys.
 template <typename S>
 __device__ __forceinline__ void mask_outside_ranges(Products<S>& s, const WarpRows<S>& warp, int32_t tile_start,
                                                     float masked_value) {
@@ -201,8 +201,8 @@ __device__ __forceinline__ float query_sign(const Variant& variant) {
     return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
   }
 }
-// kApplied: if the variant transforms logits, the scale was applied with the transform (kScale of
-// transform_tile), so it is 1 here.
+// Return the scale of softmax. kApplied: if the variant transforms logits, kScale of transform_tile has
+// applied the scale, so it is 1 here.
 template <bool kApplied = true, typename Variant>
 __device__ __forceinline__ float softmax_scale(const Variant& variant) {
   if constexpr (!Variant::use_softmax || (kApplied && Variant::transforms_logits)) {

@@ -1,6 +1,6 @@
 // Merges in the kernel that computes the partial states. A CTA that has written its partial state takes a
 // ticket of its tile and KV head. The CTA with the last ticket merges all partial states, which are in the L2
-// cache. That saves the launch of a merge kernel, and the wait until all CTAs of this kernel have ended.
+// cache. This saves the launch of a merge kernel, and the wait for the end of all CTAs of this kernel.
 //
 // The ticket counters are stored after the lists of a plan, and are 0 when they are copied to the device. The
 // last CTA resets the counter to 0, so that a graph may be replayed. Partial states are merged in the order

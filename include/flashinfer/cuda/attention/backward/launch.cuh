@@ -1,8 +1,8 @@
 // Attention's gradients on CUDA without atomics: equal bits in every run.
 //
 // One kernel has a CTA per tile of keys, which loops over the queries of all heads of its group. Another has
-// a CTA per tile of queries. Both compute S and dP, so that there are seven products instead of five, and no
-// CTA waits to add to shared sums. If the tiles of keys are too few for the GPU, several CTAs share one
+// a CTA per tile of queries. Both compute S and dP: seven products instead of five, but no CTA waits for the
+// sums of another. If the tiles of keys are too few for the GPU, several CTAs share one
 // tile's queries, and a third kernel adds their partial sums.
 #pragma once
 
@@ -23,8 +23,8 @@
 
 namespace flashinfer::cuda {
 
-// Return the number of splits of a tile's queries in the kernel of keys. With it, no CTA runs long after the
-// others. The CTAs of the kernel of queries start while the last CTAs run.
+// Return the number of splits of a tile's queries in the kernel of keys: large enough that no CTA runs long
+// after the others. The CTAs of the kernel of queries start while the last CTAs run.
 template <typename S>
 int32_t backward_splits(const PrefillBackwardParams& p, const Launch& where) {
   constexpr int64_t kMaxBytes = int64_t{1} << 28;
@@ -65,7 +65,7 @@ inline int64_t prefill_backward_plan(PrefillBackwardParams& p, const Launch& whe
   return (floats_of_rows(p) + sums) * static_cast<int64_t>(sizeof(float));
 }
 
-// Return the number of stages that fit, at most two. Set the kernel's carveout.
+// Return the number of stages that fit, at most two. Make the kernel prefer shared memory to L1 cache.
 template <typename S>
 int find_backward_stages(int device) {
   const int limit = device_info(device).shared_bytes;
@@ -83,8 +83,8 @@ int backward_stages(int device) {
   return stages;
 }
 
-// Launch one of the two kernels, once per table of requests. With PDL, every launch but the first may start
-// when the previous launch has no CTAs left to schedule.
+// Launch one of the two kernels, once per table of requests. With PDL, each later launch may start as soon as
+// all CTAs of the previous one have started.
 template <typename S>
 void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, const Launch& where,
                      bool& first) {
@@ -97,7 +97,7 @@ void launch_backward(const PrefillBackwardParams& p, const std::vector<BackwardE
       const int32_t rows = S::kOfKeys ? entries[next].kv_len : entries[next].qo_len;
       if (rows == 0) continue;
       table.at[table.count] = entries[next];
-      table.at[table.count++].first_tile = static_cast<int32_t>(tiles);
+      table.at[table.count++].first_row_tile = static_cast<int32_t>(tiles);
       tiles += (rows + S::kRows - 1) / S::kRows;
     }
     if (tiles == 0) continue;

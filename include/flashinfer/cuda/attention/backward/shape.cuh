@@ -81,7 +81,8 @@ struct BackwardShapes<T, 256, 256> {
 struct BackwardEntry {
   int32_t qo_start, qo_len, kv_start, kv_len;
   int64_t mask_start;
-  int32_t first_tile, first_query_tile;  // tiles of keys; tiles of queries, counted for sm_90a only
+  // Numbers of the request's first tiles: of rows, over a launch; of queries, over all requests (sm_90a only).
+  int32_t first_row_tile, first_query_tile;
 };
 
 constexpr int kBackwardEntries = 64;  // of a launch
@@ -92,8 +93,8 @@ struct BackwardTable {
 
   // Return the request of a tile of rows. `tile` becomes its number in the request.
   __device__ __forceinline__ const BackwardEntry& find(int32_t& tile) const {
-    const BackwardEntry& found = at[last_at_or_before(0, count, tile, [&](int i) { return at[i].first_tile; })];
-    tile -= found.first_tile;
+    const BackwardEntry& found = at[last_at_or_before(0, count, tile, [&](int i) { return at[i].first_row_tile; })];
+    tile -= found.first_row_tile;
     return found;
   }
 };

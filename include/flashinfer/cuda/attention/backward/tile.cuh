@@ -1,4 +1,4 @@
-// A warp's part of attention's gradients: recomputes P, computes dS, and multiplies with both.
+// A warp's part of attention's gradients: recompute P, compute dS, and multiply with both.
 #pragma once
 
 #include <cstdint>

@@ -34,7 +34,7 @@ Residency find_residency(int device) {
   return {stages, Kernel<kKernel>::resident_ctas(device, S::kThreads, bytes)};
 }
 
-// Computed once per device: attributes and occupancy cost more than a launch.
+// Return the residency, computed once per device: attributes and occupancy cost more than a launch.
 template <auto kKernel, typename S>
 const Residency& residency(int device) {
   static PerDevice<Residency> found;
@@ -49,8 +49,8 @@ WorkLimits limits_of(int device) {
 }
 
 // Return the number of KV heads whose items are processed together. With a plan or a small tile, these are
-// all heads, so that the longest items come first. Otherwise they are as many as have keys and values that
-// fit into an L2 cache of 32 MiB.
+// all heads, so that the longest items come first. Otherwise the keys and values of these heads fit into an
+// L2 cache of 32 MiB.
 template <typename S, typename P>
 int heads_per_section(const P& params) {
   constexpr int64_t kCacheBytes = 32 << 20;
@@ -61,7 +61,7 @@ int heads_per_section(const P& params) {
   return heads;
 }
 
-// Return one CTA per item, KV head and part of O.
+// Return the number of CTAs: one per item, KV head and part of O.
 template <typename S, typename P>
 unsigned ctas_of(const P& params, const Residency& resident) {
   if (resident.ctas == 0) throw std::runtime_error("attention: a tile does not fit into this GPU's shared memory");

@@ -103,7 +103,7 @@ struct KeyLoader {
   }
 
  private:
-  // Stops the program instead of reading outside of the cache.
+  // Stop the program instead of reading outside of the cache.
   __device__ __forceinline__ void require_inside(int64_t page, int32_t t) const {
     if (page >= 0 && page < kv.num_pages) return;
     printf("attention: token %d is on page (row, where ragged) %lld of a cache of %lld\n", t,

@@ -34,7 +34,7 @@ struct PrefillShapes<Types, true> {
   using Large = AttentionShape<Types, AttentionTile<kWide ? 1 : 2, 8, 1, kKeys, 3, 1>>;
 };
 
-// Falls back to a smaller tile if the best one does not fit on the device.
+// Return the limits of the best tile that fits on the device.
 template <typename Variant, typename Types, typename P>
 WorkLimits prefill_limits(int64_t rows, int32_t tile_rows, int device) {
   using Shapes = PrefillShapes<Types>;

@@ -1,4 +1,4 @@
-// Load queries, transforms them and store them to shared memory.
+// Load queries, transform them, and store them to shared memory.
 #pragma once
 
 #include <cstdint>

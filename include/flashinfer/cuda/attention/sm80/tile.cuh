@@ -139,7 +139,7 @@ struct WarpTile {
   }
 };
 
-// Prologue: starts the copies of the first `stages` - 1 tiles.
+// Prologue: start the copies of the first `stages` - 1 tiles.
 template <typename S>
 __device__ __forceinline__ void prologue(const KeyLoader<S>& keys, int stages) {
   keys.find_first_rows(stages);
@@ -151,9 +151,8 @@ __device__ __forceinline__ void prologue(const KeyLoader<S>& keys, int stages) {
   }
 }
 
-// Compute one tile and rotate one. With kRotatesAhead it rotates the next tile: of the two warps of a
-// scheduler, one rotates while the other uses the tensor cores. Otherwise it rotates the tile first and then
-// computes it.
+// Compute one tile and rotate one. With kRotatesAhead, rotate the next tile: of the two warps of a scheduler,
+// one rotates while the other uses the tensor cores. Otherwise rotate the tile first and then compute it.
 template <typename S, typename Tile>
 __device__ __forceinline__ void attend_and_rotate(const KeyLoader<S>& keys, Tile& tile, bool active,
                                                   const Stages& stages, int number, int32_t tile_start) {

@@ -1,6 +1,6 @@
 // The producer warps. The first loads queries and keys, the second loads values. The third clears the values
-// after the end of a request, or, if rows are gathered, copies a third of each tile. With 8-bit types it
-// transposes and clears values instead (transpose.cuh), and two warps gather.
+// after the end of a request. If rows are gathered, it copies a third of each tile instead. With 8-bit types,
+// it transposes and clears values (transpose.cuh), and only two warps gather.
 #pragma once
 
 #include <cstdint>
@@ -238,7 +238,7 @@ __device__ __forceinline__ void gather_last_rows(const AttentionParams& params, 
   }
 }
 
-// Third producer warp if rows of 16-bit types are not gathered: clears the values after the end of a request,
+// Third producer warp if rows of 16-bit types are not gathered: clear the values after the end of a request,
 // before the consumers read them.
 template <typename S>
 __device__ __forceinline__ void clear_tails(const AttentionParams& params, const Shared<S>& shared) {

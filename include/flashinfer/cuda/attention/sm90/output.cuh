@@ -1,4 +1,4 @@
-// Epilogue: writes a warpgroup's registers to outputs, or to partial states if a tile's keys are split.
+// Epilogue: write a warpgroup's registers to outputs, or to partial states if a tile's keys are split.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +78,7 @@ struct WarpgroupOutput {
     }
   }
 
-  // Stores through shared memory, one copy per chunk of 64 columns.
+  // Store through shared memory, with one TMA copy per chunk of 64 columns.
   __device__ __forceinline__ void store_tile(const float (&o)[S::kDV / 2]) const {
     using O = typename S::DTypeO;
     constexpr int kColumns = S::kOutputColumns;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void clear_unused_queries(const P& params, const Shar
   ptx::fence_proxy_async();
 }
 
-// Rewrites a warpgroup's 64 rows if a transform or a sign is needed.
+// Rewrite a warpgroup's 64 rows if a transform or a sign is needed.
 template <typename Variant, typename S, typename P>
 __device__ __forceinline__ void prepare_queries(const P& params, const Variant& variant, const Shared<S>& shared,
                                                 int group, int query_use) {

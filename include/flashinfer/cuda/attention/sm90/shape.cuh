@@ -17,7 +17,7 @@ constexpr int kPageKeys = 16;  // keys of one copy from a paged cache
 // The configuration of a tile. A kernel's configuration derives from it and adds
 //   kKeys           keys of a tile
 //   kStages         stages of keys, and as many of values
-//   kQueryStages        tiles of queries in shared memory
+//   kQueryStages    tiles of queries in shared memory
 //   kOutputColumns  columns of the outputs that are staged together
 // kRawStages: stages of 8-bit values between their copy and their transposition.
 template <int kConsumers_>

@@ -25,7 +25,7 @@ struct Softmax {
     return (row_max[half] == -math::inf ? 0.0f : row_max[half] * scale(half)) - kShift;
   }
 
-  // Raises row_max if needed. Return true if O must be multiplied by `factor`: the same in all lanes.
+  // Raise row_max if needed. Return true, in all lanes or in none, if O must be multiplied by `factor`.
   template <int kN>
   __device__ __forceinline__ bool update_max(const float (&s)[kN]) {
     float tile_max[2] = {-math::inf, -math::inf};

@@ -24,7 +24,7 @@ struct ConsumerWarpgroup {
   static constexpr ptx::WgmmaType kType = ptx::kWgmmaType<T>;
   // P of 8 bits is e4m3 for any type of values.
   static constexpr ptx::WgmmaType kPType = kType == ptx::WgmmaType::kE5M2 ? ptx::WgmmaType::kE4M3E5M2 : kType;
-  // Variants need too many registers for the second instance of first_tile().
+  // Variants need too many registers for the second instance of first_step().
   static constexpr bool kHasHalfTile = !Variant::transforms_logits && !Variant::masks_logits;
   const P& params;
   const Shared<S>& shared;
@@ -52,9 +52,9 @@ struct ConsumerWarpgroup {
       // If rows see only the first half of the tile, compute only half of S. Halving P V, or S of the tile at
       // the left edge of a window, was not faster.
       if (kHasHalfTile && range.left <= S::kHalfKeys) {
-        first_tile<S::kHalfKeys>(p, tile, true);
+        first_step<S::kHalfKeys>(p, tile, true);
       } else {
-        first_tile<S::kKeys>(p, tile, !range.is_whole(tile));
+        first_step<S::kKeys>(p, tile, !range.is_whole(tile));
       }
       --tile;
       // Three runs, from the last key to the first: masked, whole, masked. The loop over `pass` gives both
@@ -163,7 +163,7 @@ struct ConsumerWarpgroup {
 
   // Compute P of the first tile from its first kKeys keys, which have arrived. Rows see no later key.
   template <int kKeys>
-  __device__ __forceinline__ void first_tile(uint32_t (&p)[S::kPRegisters], int32_t tile, bool masked) {
+  __device__ __forceinline__ void first_step(uint32_t (&p)[S::kPRegisters], int32_t tile, bool masked) {
     float s[kKeys / 2];
     profiler.switch_to(Event::kGemmQk);
     multiply_keys(s, 0);

@@ -14,7 +14,7 @@
 namespace flashinfer::cuda::sm90 {
 
 // Transpose a tile. In 16 keys, positions 4 q to 4 q + 3 hold keys {2 q, 2 q + 1, 8 + 2 q, 9 + 2 q}. A
-// thread's results of a row are then its part of a left operand.
+// thread's elements of P of a row are then its part of the left operand of P V.
 template <typename S>
 __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
   const auto lane = static_cast<int>(threadIdx.x) % 32;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void transpose_tile(uint32_t from, uint32_t to) {
       for (int across = 0; across < kUnitsAtOnce; ++across) {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          // Advances by whole patterns of the swizzle. Within a row, the swizzle is an XOR with the unit's
+          // Advance by whole patterns of the swizzle. Within a row, the swizzle is an XOR with the unit's
           // number.
           const int group = 2 * (start + i);
           const uint32_t (&from_keys)[4] = r[across][i];

@@ -72,7 +72,7 @@ __device__ __forceinline__ WorkItem item_of(const AttentionParams& params, int h
   return params.item(params.items ? index : items - 1 - index);
 }
 
-// The scheduler: writes all work items of the CTA into the ring, then an end mark. Runs in one lane.
+// The scheduler: write all work items of the CTA into the ring, then an end mark. Runs in one lane.
 template <typename S>
 __device__ __forceinline__ void schedule_tiles(const AttentionParams& params, int heads_per_section,
                                                const Shared<S>& shared) {

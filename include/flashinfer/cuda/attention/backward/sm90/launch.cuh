@@ -16,7 +16,7 @@
 
 namespace flashinfer::cuda::sm90 {
 
-// Numbers the tiles of all requests in the order of `entries`. Return the number of tiles of queries.
+// Number the tiles of queries of all requests in the order of `entries`. Return how many there are.
 template <typename S>
 int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   int64_t queries = 0;
@@ -101,7 +101,7 @@ void launch_shape(PrefillBackwardParams p, const Launch& where) {
     const int32_t first = entries[next].first_query_tile;
     for (; next < entries.size() && table.count < kBackwardEntries; ++next) {
       BackwardEntry& entry = table.at[table.count++] = entries[next];
-      entry.first_tile = static_cast<int32_t>(keys);
+      entry.first_row_tile = static_cast<int32_t>(keys);
       keys += (int64_t{entry.kv_len} + S::kKeys - 1) / S::kKeys;
       queries += (int64_t{entry.qo_len} + S::kQueries - 1) / S::kQueries;
     }
@@ -117,8 +117,8 @@ void launch_shape(PrefillBackwardParams p, const Launch& where) {
   if (p.splits > 1) launch_sums<typename S::T>(p, entries, where);
 }
 
-// Return true if the kernel is correct and faster than the portable one. It has no windows, biases or caps,
-// and each request takes whole tiles, however short it is.
+// Return true if the kernel supports the call and is faster than the portable one. It has no windows, biases
+// or caps. A short request still takes a whole tile.
 template <typename S>
 bool serves_shape(const PrefillBackwardParams& p, const Launch& where) {
   if (p.head_dim_qk != S::kDim || p.head_dim_vo != S::kDim) return false;

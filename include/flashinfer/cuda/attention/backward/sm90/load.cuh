@@ -49,7 +49,7 @@ struct BackwardLoad {
   __device__ __forceinline__ void load_queries(const QueryTileCursor& cursor, int use) const {
     const typename S::QueryRing queries = shared.query_ring(), grads = shared.grad_ring();
     const int32_t token = cursor.work.qo_start + cursor.tile * S::kQueries;
-    const int64_t tile_index = memory.number(cursor.head, cursor.work.numbered_from + cursor.tile);
+    const int64_t tile_index = memory.number(cursor.head, cursor.work.request_query_tile + cursor.tile);
     queries.wait_empty(use);
     ptx::mbarrier_arrive_expect_tx(queries.full(use), S::kQueryBytes + S::kRowBytes);
     for (int c = 0; c < S::kChunks; ++c)
@@ -88,7 +88,7 @@ __device__ __forceinline__ void add_sums(const BackwardMemory& memory, const Bac
     const auto order = static_cast<uint32_t>(work.tile);
     QueryTileCursor cursor(work);
     for (int32_t step = 0; step < work.steps; ++step, ++sum_use, cursor.advance()) {
-      const int64_t tile_index = memory.number(cursor.head, work.numbered_from + cursor.tile);
+      const int64_t tile_index = memory.number(cursor.head, work.request_query_tile + cursor.tile);
       float* to = memory.sums + tile_index * (S::kSumBytes / 4);
       sums.wait_full(sum_use);
       while (ptx::load_acquire(memory.added + tile_index) != order) {

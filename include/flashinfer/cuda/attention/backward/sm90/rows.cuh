@@ -25,16 +25,16 @@ __device__ __forceinline__ const BackwardEntry& find_queries(const BackwardTable
   return found;
 }
 
-// One CTA per tile of queries, from first_tile on, and head.
+// One CTA per tile of queries, from first_query_tile on, and head.
 template <typename S>
 __global__ void __launch_bounds__(kBackwardRowThreads)
     backward_rows_kernel(const __grid_constant__ PrefillBackwardParams p, const __grid_constant__ BackwardTable table,
-                         const BackwardMemory memory, const int32_t first_tile, const int32_t tiles) {
+                         const BackwardMemory memory, const int32_t first_query_tile, const int32_t tiles) {
   using T = typename S::T;
   constexpr int kLanes = S::kDim / 8, kAtOnce = kBackwardRowThreads / kLanes;
   const auto head = static_cast<int32_t>(blockIdx.y);
   if (threadIdx.x == 0 && blockIdx.x == 0 && head == 0) *memory.next_work = 0;
-  auto tile = static_cast<int32_t>(blockIdx.x) + first_tile;
+  auto tile = static_cast<int32_t>(blockIdx.x) + first_query_tile;
   if (static_cast<int32_t>(blockIdx.x) >= tiles) return;
   const int64_t number = memory.number(head, tile);
   const BackwardEntry& entry = find_queries(table, tile);
@@ -66,10 +66,10 @@ template <typename S>
 __global__ void __launch_bounds__(kBackwardRowThreads)
     backward_queries_kernel(const __grid_constant__ PrefillBackwardParams p,
                             const __grid_constant__ BackwardTable table, const BackwardMemory memory,
-                            const int32_t first_tile) {
+                            const int32_t first_query_tile) {
   using T = typename S::T;
   const auto head = static_cast<int32_t>(blockIdx.y);
-  auto tile = static_cast<int32_t>(blockIdx.x) + first_tile;
+  auto tile = static_cast<int32_t>(blockIdx.x) + first_query_tile;
   const float* from = memory.sums + memory.number(head, tile) * (S::kSumBytes / 4);
   const BackwardEntry& entry = find_queries(table, tile);
   const BackwardMask mask(p, entry);

@@ -16,10 +16,10 @@ namespace flashinfer::cuda::sm90 {
 struct BackwardWork {
   int32_t steps;  // negative: no more work
   int32_t qo_start, qo_len, kv_start, kv_len;
-  int32_t tile, kv_head, part;            // of keys
-  int32_t query_head, query_tile;         // of the first step
-  int32_t first_query_tile, query_tiles;  // tiles [first_query_tile, query_tiles) of a head see the keys
-  int32_t numbered_from;                  // number of the request's first tile of queries, over all requests
+  int32_t tile, kv_head, part;                 // of keys
+  int32_t query_head, query_tile;              // of the first step
+  int32_t query_tiles_begin, query_tiles_end;  // the tiles of a head that see the keys
+  int32_t request_query_tile;                  // the entry's first_query_tile
 };
 
 template <typename T_, int kDim_>

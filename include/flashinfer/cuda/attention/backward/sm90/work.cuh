@@ -24,8 +24,8 @@ struct BackwardMemory {
 };
 
 // Return the number of work items. In a request, the first tiles of keys of all heads come first: with a
-// causal mask they see the most queries. A tile of keys waits for lower tiles of its head. CTAs have these
-// already, because numbers are taken in rising order.
+// causal mask they see the most queries. A tile of keys waits for lower tiles of its head, which CTAs have
+// already started, because items are taken in rising order.
 __device__ __forceinline__ int64_t backward_items(const PrefillBackwardParams& p, const BackwardMemory& memory) {
   return int64_t{memory.key_tiles} * p.num_kv_heads * p.splits;
 }
@@ -41,17 +41,17 @@ __device__ __forceinline__ BackwardWork find_backward_work(const PrefillBackward
   work.qo_start = entry.qo_start, work.qo_len = entry.qo_len, work.kv_start = entry.kv_start,
   work.kv_len = entry.kv_len;
   work.tile = tile, work.kv_head = slot / p.splits, work.part = slot % p.splits;
-  work.numbered_from = entry.first_query_tile;
+  work.request_query_tile = entry.first_query_tile;
   const BackwardMask mask(p, entry);
   int32_t begin, end;
   mask.columns<true>(work.tile * S::kKeys, min((work.tile + 1) * S::kKeys, entry.kv_len) - 1, begin, end);
-  work.first_query_tile = begin / S::kQueries, work.query_tiles = (end + S::kQueries - 1) / S::kQueries;
-  const int32_t of_head = work.query_tiles - work.first_query_tile, group = p.num_qo_heads / p.num_kv_heads;
+  work.query_tiles_begin = begin / S::kQueries, work.query_tiles_end = (end + S::kQueries - 1) / S::kQueries;
+  const int32_t of_head = work.query_tiles_end - work.query_tiles_begin, group = p.num_qo_heads / p.num_kv_heads;
   if (begin >= end) return work;
   const int64_t all = int64_t{of_head} * group, skipped = all * work.part / p.splits;
   work.steps = static_cast<int32_t>(all * (work.part + 1) / p.splits - skipped);
   work.query_head = work.kv_head * group + static_cast<int32_t>(skipped / of_head);
-  work.query_tile = work.query_tiles - 1 - static_cast<int32_t>(skipped % of_head);
+  work.query_tile = work.query_tiles_end - 1 - static_cast<int32_t>(skipped % of_head);
   return work;
 }
 
@@ -63,7 +63,7 @@ struct QueryTileCursor {
   __device__ __forceinline__ explicit QueryTileCursor(const BackwardWork& all)
       : work(all), head(all.query_head), tile(all.query_tile) {}
   __device__ __forceinline__ void advance() {
-    if (--tile < work.first_query_tile) tile = work.query_tiles - 1, ++head;
+    if (--tile < work.query_tiles_begin) tile = work.query_tiles_end - 1, ++head;
   }
 };
 
