@@ -113,9 +113,9 @@ Tensor delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const 
     check.contiguous(arg);
     return static_cast<const float*>(arg.data);
   };
-  params.raw_rows = a_log && gk && !g;
+  params.raw_gk = a_log && gk && !g;
   params.a_log = per_head(a_log, "A_log", false);
-  params.dt_bias = per_head(dt_bias, "dt_bias", params.raw_rows);
+  params.dt_bias = per_head(dt_bias, "dt_bias", params.raw_gk);
   params.lower_bound = static_cast<float>(lower_bound);
   check.that(!a_log || g || gk, "g", "got None, wanted the raw gate that A_log is for");
   check.that(lower_bound <= 0, "lower_bound", "got a number above 0, wanted a negative one, or 0 for no bound");

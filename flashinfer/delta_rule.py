@@ -23,6 +23,7 @@ import torch
 
 from ._delta_rule.arguments import (
     PACKED,
+    channel_gate,
     check_bound,
     check_chunk,
     check_floats,
@@ -35,7 +36,6 @@ from ._delta_rule.arguments import (
     gate,
     indices,
     numbers,
-    row_gate,
     sigmoid_of,
 )
 from ._delta_rule.operators import delta_rule_step as delta_rule_step_operator
@@ -267,7 +267,7 @@ def fused_recurrent_kda(
     check_tokens(name, q, k, v)
     dtype = state_dtype(q, k, v)
     return run_sequences(
-        name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
+        name, q, k, v, None, channel_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, False,
     )  # fmt: skip
@@ -312,7 +312,7 @@ def chunk_kda(
         raise value_error(name, "lower_bound", lower_bound, "-5 or more with safe_gate")
     dtype = state_dtype(q, k, v)
     return run_sequences(
-        name, q, k, v, None, row_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
+        name, q, k, v, None, channel_gate(name, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, dtype),
         sigmoid_of(name, beta, use_beta_sigmoid_in_kernel, allow_neg_eigval, dtype), scale, initial_state,
         output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, state_v_first, True,
     )  # fmt: skip
@@ -386,16 +386,16 @@ def delta_rule_step(
     check_floats(name, "state", state)
     if out is not None:
         check_metadata(name, "out", out, v.shape, v.device, v.dtype)
-    raw_rows = A_log is not None and g is None and gk is not None
+    raw_gk = A_log is not None and g is None and gk is not None
     bias = numbers(name, "dt_bias", dt_bias, torch.float32)
-    if bias is not None and raw_rows:
+    if bias is not None and raw_gk:
         rows = v.shape[2], q.shape[3]
         check_table(name, "dt_bias", bias, rows)
         bias = bias.reshape(rows)
     gates = numbers(name, "g", g, dtype), numbers(name, "gk", gk, dtype)
     if A_log is None:
         check_logarithms(name, "g", gates[0])
-    if not raw_rows:
+    if not raw_gk:
         check_logarithms(name, "gk", gates[1])
     result = delta_rule_step_operator(
         dense(q), dense(k), dense(v), state, *gates, numbers(name, "beta", beta, dtype),

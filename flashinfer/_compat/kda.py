@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .._delta_rule.arguments import check_logarithms, check_rows, check_tokens, row_gate
+from .._delta_rule.arguments import channel_gate, check_logarithms, check_rows, check_tokens
 from .._ops.arguments import check_not_both, check_present
 from .._ops.errors import renamed
 from .._ops.tensors import check_metadata
@@ -94,7 +94,7 @@ def recurrent_kda(
     else:
         gate: dict[str, Any] = {"gk": g}
         if A_log is None or numbers == torch.float64:  # the kernel would read raw float64 gates in float32
-            gate["gk"] = row_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
+            gate["gk"] = channel_gate(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound, numbers)
             check_logarithms(_NAME, "g", gate["gk"])
         else:
             check_rows(_NAME, g, use_gate_in_kernel, A_log, dt_bias, lower_bound)

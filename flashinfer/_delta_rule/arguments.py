@@ -115,7 +115,7 @@ def gate(
     return (-A_log.to(dtype).reshape(heads).exp() * torch.nn.functional.softplus(raw)).contiguous()
 
 
-def row_gate(
+def channel_gate(
     function: str, g: torch.Tensor, use_gate: bool, A_log: torch.Tensor | None, dt_bias: torch.Tensor | None,
     lower_bound: float | None, dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip

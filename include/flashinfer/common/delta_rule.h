@@ -66,13 +66,13 @@ FLASHINFER_HD Sequence sequence_of(const DeltaRuleInputs& in, int64_t n) {
 struct DeltaRuleParams {
   DeltaRuleInputs in;
   // A step may compute its gates from raw values. g is -exp(A_log[h]) softplus(g + dt_bias[h]), or with a
-  // lower bound, bound * sigmoid(exp(A_log[h]) (g + dt_bias[h])). With `raw_rows`, gk is raw with dt_bias[h,
+  // lower bound, bound * sigmoid(exp(A_log[h]) (g + dt_bias[h])). With `raw_gk`, gk is raw with dt_bias[h,
   // d], and g is null. beta is sigmoid(beta), times 2 if negative eigenvalues are allowed. If a_log is null
   // and beta_sigmoid is 0, the caller has computed g, gk and beta.
   const float* a_log;    // [HV]
   const float* dt_bias;  // [HV], or [HV, K] of rows; null: 0
   float lower_bound;     // negative, or 0: none
-  bool raw_rows;
+  bool raw_gk;
   int beta_sigmoid;  // the factor of the sigmoid, or 0
   void* o;           // [B, T, HV, V], contiguous
   const void* initial_state;

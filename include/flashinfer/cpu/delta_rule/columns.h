@@ -255,15 +255,15 @@ class TokenRows {
   }
   // Index of the token and value head in contiguous tensors [B, T, HV, ...].
   int64_t number(int64_t b, int64_t t) const { return (b * in_.num_tokens + t) * in_.num_value_heads + value_head_; }
-  // Compute exp(g + gk) of each row, with `g` as the token's gate and row_gate(gk, d) instead of gk.
-  template <typename RowGate>
-  void decays(int64_t b, int64_t t, S g, S* to, const RowGate& row_gate) const {
+  // Compute the decays of all channels d: exp(g + channel_gate(gk, d)), or exp(g) without gk.
+  template <typename ChannelGate>
+  void decays(int64_t b, int64_t t, S g, S* to, const ChannelGate& channel_gate) const {
     const S* gk = static_cast<const S*>(in_.gk);
     if (!gk) {
       std::fill_n(to, in_.key_dim, std::exp(g));
     } else {
       gk += number(b, t) * in_.key_dim;
-      for (int64_t d = 0; d < in_.key_dim; ++d) to[d] = std::exp(g + row_gate(gk[d], d));
+      for (int64_t d = 0; d < in_.key_dim; ++d) to[d] = std::exp(g + channel_gate(gk[d], d));
     }
   }
   void decays(int64_t b, int64_t t, S g, S* to) const {

@@ -13,8 +13,8 @@ struct StepGate {
   const DeltaRuleParams& p;
   int64_t value_head;
 
-  S gate(S g) const { return p.a_log && !p.raw_rows ? logarithm(g, value_head) : g; }
-  S row_gate(S g, int64_t d) const { return p.raw_rows ? logarithm(g, value_head * p.in.key_dim + d) : g; }
+  S gate(S g) const { return p.a_log && !p.raw_gk ? logarithm(g, value_head) : g; }
+  S channel_gate(S g, int64_t d) const { return p.raw_gk ? logarithm(g, value_head * p.in.key_dim + d) : g; }
   // Return the logarithm of the decay. `bias` is the index of its bias.
   S logarithm(S g, int64_t bias) const {
     const S rate = std::exp(static_cast<S>(p.a_log[value_head]));
@@ -55,7 +55,7 @@ class DeltaRuleScan {
     const auto load_token = [&](int64_t t, S* key, S* decay) {
       rows.key(tokens.batch, t, key);
       rows.decays(tokens.batch, t, step.gate(rows.gate(tokens.batch, t)), decay,
-                  [&](S g, int64_t d) { return step.row_gate(g, d); });
+                  [&](S g, int64_t d) { return step.channel_gate(g, d); });
     };
     if (tokens.begin < tokens.end) {
       load_token(tokens.begin, k, decay);

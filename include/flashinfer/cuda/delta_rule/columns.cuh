@@ -78,26 +78,26 @@ __device__ __forceinline__ void store_floats(float* to, const float (&from)[kCou
   }
 }
 
-// Return its inputs: the caller has computed the gates. StepGate of step/step.cuh computes them from raw
-// values.
+// Gates that the caller has computed. StepGate of step/step.cuh computes them from raw values.
 struct IdentityGate {
   __device__ __forceinline__ float gate(float g) const { return g; }
-  __device__ __forceinline__ float row_gate(float g, int) const { return g; }
+  __device__ __forceinline__ float channel_gate(float g, int) const { return g; }
   __device__ __forceinline__ float beta(float beta) const { return beta; }
 };
 
 // A group of tokens of a head in smem. Tokens after the end of the sequence are zeros with decay 1.
-template <int kRows_, int kColumns_, int kTokens_, bool kRowGate, int kThreads_ = 4 * kColumns_>
+template <int kRows_, int kColumns_, int kTokens_, bool kChannels, int kThreads_ = 4 * kColumns_>
 struct DeltaTokens {
   static constexpr int kRows = kRows_, kKeys = 4 * kRows_, kColumns = kColumns_, kTokens = kTokens_;
   static constexpr int kThreads = kThreads_;
 
   alignas(16) float q[kTokens][kKeys];
   float k[kTokens][kKeys];
-  float decay[kTokens][kRowGate ? kKeys : 4];  // with one decay for all rows, only element 0
+  float decay[kTokens][kChannels ? kKeys : 4];  // without kChannels, only element 0
   float v[kTokens][kColumns], beta[kTokens][kColumns];
 
-  // Issue all loads of a thread before it waits for the first: a group of tokens costs one latency.
+  // Load tokens from `first` on. A thread issues all loads before it waits for the first: a group of tokens
+  // costs one latency.
   template <typename T, typename Gate>
   __device__ __forceinline__ void load(const DeltaRuleInputs& in, const DeltaWork& work, int64_t first,
                                        const Gate& gate) {
@@ -115,11 +115,11 @@ struct DeltaTokens {
       const int64_t at = in.beta_is_vector ? one * in.value_dim + from + i % kColumns : one;
       return has_beta(i) && in.beta ? load_float<float>(in.beta, at) : 1.f;
     });
-    const auto gate_of = [&](int row) {
-      return row < kTokens && row < left && in.g ? gate.gate(load_float<float>(in.g, number + row * in.num_value_heads))
-                                                 : 0.f;
+    const auto gate_of = [&](int t) {
+      return t < kTokens && t < left && in.g ? gate.gate(load_float<float>(in.g, number + t * in.num_value_heads))
+                                             : 0.f;
     };
-    const float common_gate = kRowGate ? 0.f : gate_of(threadIdx.x);
+    const float common_gate = kChannels ? 0.f : gate_of(threadIdx.x);
     if (q_rows.is_aligned() && k_rows.is_aligned() && v_rows.is_aligned()) {
       ThreadVectors<T, kKeys> q_vectors(q_rows), k_vectors(k_rows);
       ThreadVectors<T, kColumns> v_vectors(v_rows);
@@ -133,9 +133,9 @@ struct DeltaTokens {
       if (i < kTokens * kColumns)
         beta[i / kColumns][i % kColumns] = !has_beta(i) ? 0.f : in.beta ? gate.beta(betas[n]) : 1.f;
     }
-    if constexpr (kRowGate) {
+    if constexpr (kChannels) {
       const GmemRows<float> gate_rows{in.gk, number * in.key_dim, in.num_value_heads * in.key_dim, in.key_dim, left};
-      gate_rows.copy(decay, [&](float g, int row, int d) { return __expf(gate.row_gate(g, d) + gate_of(row)); });
+      gate_rows.copy(decay, [&](float g, int t, int d) { return __expf(gate.channel_gate(g, d) + gate_of(t)); });
     } else if (threadIdx.x < kTokens) {
       decay[threadIdx.x][0] = __expf(common_gate);
     }
@@ -147,13 +147,13 @@ struct DeltaTokens {
   __device__ __forceinline__ void dot_q_k(float (&to)[kTokens]) const {
 #pragma unroll
     for (int n = 0; n < (kTokens * 32 + kThreads - 1) / kThreads; ++n) {
-      const int row = threadIdx.x / 32 + n * (kThreads / 32);
-      if (row >= kTokens) break;
+      const int t = threadIdx.x / 32 + n * (kThreads / 32);
+      if (t >= kTokens) break;
       float total = 0;
 #pragma unroll
-      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total = fmaf(q[row][d], k[row][d], total);
+      for (int d = threadIdx.x % 32; d < kKeys; d += 32) total = fmaf(q[t][d], k[t][d], total);
       total = lanes_sum<32>(total);
-      if (threadIdx.x % 32 == 0) to[row] = total;
+      if (threadIdx.x % 32 == 0) to[t] = total;
     }
     __syncthreads();
   }
@@ -178,22 +178,22 @@ struct DeltaTokens {
     for (int n = 0; n < kCount; ++n) each[n] = load(first + n * kThreads);
   }
 
-  // Rows of tokens in gmem. `step` is the stride between tokens, `left` the number of tokens.
+  // q, k, v or gates of `left` tokens of a head in gmem, `size` elements each.
   template <typename T>
   struct GmemRows {
     const T* from;
-    int64_t step, size, left;
+    int64_t stride, size, left;
 
-    __device__ __forceinline__ GmemRows(const void* rows, int64_t start, int64_t step_, int64_t size_, int64_t left_)
-        : from(static_cast<const T*>(rows) + start), step(step_), size(size_), left(left_) {}
+    __device__ __forceinline__ GmemRows(const void* rows, int64_t start, int64_t stride_, int64_t size_, int64_t left_)
+        : from(static_cast<const T*>(rows) + start), stride(stride_), size(size_), left(left_) {}
 
     // Return true if all rows consist of aligned vectors of 16 bytes.
     __device__ __forceinline__ bool is_aligned() const {
-      return (reinterpret_cast<uintptr_t>(from) | ((step | size) * sizeof(T))) % 16 == 0;
+      return (reinterpret_cast<uintptr_t>(from) | ((stride | size) * sizeof(T))) % 16 == 0;
     }
-    __device__ __forceinline__ bool has(int row, int d) const { return row < kTokens && row < left && d < size; }
+    __device__ __forceinline__ bool has(int t, int d) const { return t < kTokens && t < left && d < size; }
 
-    // Copies to smem as floats, element by element, through change(x, row, d).
+    // Copy change(x, t, d) of each element x to smem, as floats.
     template <int kSize, typename Change>
     __device__ __forceinline__ void copy(float (&to)[kTokens][kSize], const Change& change) const {
       constexpr int kAll = kTokens * kSize, kCount = kAll < 8 * kThreads ? (kAll + kThreads - 1) / kThreads : 8;
@@ -201,12 +201,12 @@ struct DeltaTokens {
       for (int start = threadIdx.x; start < kAll; start += kCount * kThreads) {
         float each[kCount];
         load_elements<kCount>(each, start, [&](int i) {
-          return has(i / kSize, i % kSize) ? to_float(from[i / kSize * step + i % kSize]) : 0.f;
+          return has(i / kSize, i % kSize) ? to_float(from[i / kSize * stride + i % kSize]) : 0.f;
         });
 #pragma unroll
         for (int n = 0; n < kCount; ++n) {
-          const int i = start + n * kThreads, row = i / kSize;
-          if (row < kTokens) to[row][i % kSize] = change(each[n], row, i % kSize);
+          const int i = start + n * kThreads, t = i / kSize;
+          if (t < kTokens) to[t][i % kSize] = change(each[n], t, i % kSize);
         }
       }
     }
@@ -219,19 +219,20 @@ struct DeltaTokens {
   // 16-byte vectors of a thread. The constructor issues their loads, store() waits for them.
   template <typename T, int kSize>
   struct ThreadVectors {
-    static constexpr int kVector = 16 / sizeof(T), kInRow = kSize / kVector;
-    static constexpr int kCount = (kTokens * kInRow + kThreads - 1) / kThreads;
+    static constexpr int kVector = 16 / sizeof(T), kPerToken = kSize / kVector;
+    static constexpr int kCount = (kTokens * kPerToken + kThreads - 1) / kThreads;
     static_assert(kSize % kVector == 0, "rows in shared memory are whole vectors");
     Vec<T, kVector> each[kCount];
 
-    static __device__ __forceinline__ int row(int n) { return (threadIdx.x + n * kThreads) / kInRow; }
-    static __device__ __forceinline__ int element(int n) { return (threadIdx.x + n * kThreads) % kInRow * kVector; }
+    static __device__ __forceinline__ int token(int n) { return (threadIdx.x + n * kThreads) / kPerToken; }
+    static __device__ __forceinline__ int element(int n) { return (threadIdx.x + n * kThreads) % kPerToken * kVector; }
 
     __device__ __forceinline__ explicit ThreadVectors(const GmemRows<T>& rows) {
 #pragma unroll
       for (int n = 0; n < kCount; ++n) {
         each[n] = {};
-        if (rows.has(row(n), element(n))) each[n] = load_vec<T, kVector>(rows.from + row(n) * rows.step + element(n));
+        if (rows.has(token(n), element(n)))
+          each[n] = load_vec<T, kVector>(rows.from + token(n) * rows.stride + element(n));
       }
     }
     __device__ __forceinline__ void store(float (&to)[kTokens][kSize]) const {
@@ -240,8 +241,8 @@ struct DeltaTokens {
         float floats[kVector];
         each[n].to_floats(floats);
 #pragma unroll
-        for (int i = 0; i < kVector && row(n) < kTokens; i += 4)
-          *reinterpret_cast<float4*>(&to[row(n)][element(n) + i]) =
+        for (int i = 0; i < kVector && token(n) < kTokens; i += 4)
+          *reinterpret_cast<float4*>(&to[token(n)][element(n) + i]) =
               make_float4(floats[i], floats[i + 1], floats[i + 2], floats[i + 3]);
       }
     }
@@ -273,7 +274,7 @@ struct DeltaColumns {
 
   float at[kKeys][kColumns + 1];
 
-  // All threads call these. Elements beyond the state are zeros, and so is a null state.
+  // All threads call load() and store(). Elements beyond the state are zeros, and so is a null state.
   __device__ __noinline__ void load(const void* states, DType dtype, DeltaStateView view) {
     for_elements(view, [&](int d, int c, int64_t i, bool inside) {
       at[d][c] = !inside || !states         ? 0.f
@@ -333,9 +334,9 @@ struct DeltaState {
     for (float& one : at) one = 0;
   }
 
-  template <bool kRowGate>
+  template <bool kChannels>
   __device__ __forceinline__ void decay(const float* factors) {
-    if constexpr (kRowGate) {
+    if constexpr (kChannels) {
       float each[kRows];
       load_row(factors, each);
 #pragma unroll
@@ -362,8 +363,8 @@ struct DeltaState {
   }
 };
 
-// Call body(kRows, kRowGate): a quarter of the keys, rounded up to 64, 128 or 256, and a flag for one decay
-// per row.
+// Call body(kRows, kChannels). kRows is a quarter of the key dimension, rounded up to 64, 128 or 256.
+// kChannels tells that each channel has its own decay.
 template <typename Body>
 void with_delta_shape(const DeltaRuleInputs& in, const Body& body) {
   const auto with_gate = [&](auto rows) { in.gk ? body(rows, std::true_type{}) : body(rows, std::false_type{}); };

@@ -6,8 +6,8 @@
 
 namespace flashinfer::cuda {
 
-// Scans the chunks in order, or from the last to the first. The state is loaded from `from` and stored to
-// `to`. Both may be null.
+// Scan the chunks in order, or from the last to the first. Load the state from `from` and store it to `to`.
+// Both may be null.
 template <typename Shape, bool kBackwards, typename Scan, typename Stage>
 __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, const void* from, void* to) {
   const int64_t count = scan.num_chunks();
@@ -19,10 +19,10 @@ __device__ __forceinline__ void scan_on_warps(const Scan& scan, Stage* stages, c
     if (i < count) scan.load(stages[i % kStages], number(i));
     ptx::cp_async_commit();
   };
-  // With `loads`, waits for the copies of chunk i and issues those of chunk i + kAhead.
+  // If this warp `loads`, wait for the copies of chunk i and issue those of chunk i + kAhead.
   const auto acquire_stage = [&](int64_t i, bool loads) {
     if (loads) ptx::cp_async_wait<kAhead - 1>();
-    __syncthreads();  // also: all threads have read the stage of the previous chunk
+    __syncthreads();  // all threads have also read the stage of the previous chunk
     if (loads) load(i + kAhead);
   };
   if (copies)
@@ -49,7 +49,7 @@ __device__ __forceinline__ void clear_terms(Stage* stages, int count) {
     (&stages[i / kUnits].terms.z[0][0])[i % kUnits] = make_uint4(0, 0, 0, 0);
 }
 
-// Scans the chunks on warpgroups. Consumers wait for full stages. The producer warpgroup waits for empty
+// Scan the chunks on warpgroups. Consumers wait for full stages. The producer warpgroup waits for empty
 // ones.
 template <typename Shape, bool kBackwards, typename Scan, typename Stage>
 __device__ __forceinline__ void scan_on_warpgroups(const Scan& scan, Stage* stages, const void* from, void* to) {

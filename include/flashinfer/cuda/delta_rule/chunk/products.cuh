@@ -26,7 +26,7 @@ struct DeltaTileTerms : Matrices_, DeltaFactors {
   using Matrices = Matrices_;
 };
 
-// Accumulators of 16 columns and 64 tokens. A operands of 16 columns by tokens, and by rows of the state.
+// Accumulators of 16 columns and 64 tokens, and A operands: 16 columns by tokens, or by rows of the state.
 using DeltaSums16 = Accumulator<16, kDeltaChunk>;
 using DeltaOperandA = uint32_t[kDeltaChunk / 16][4];
 template <int kKeys>

@@ -271,7 +271,7 @@ struct DeltaScan {
     Products::template multiply<true>(r, operand, terms.z);
   }
 
-  // Stores to a contiguous tensor [B, T, HV, V], staged in this warp's part of a tile that the warp no longer
+  // Store to a contiguous tensor [B, T, HV, V], staged in this warp's part of a tile that the warp no longer
   // reads. kFewRegisters: the compiler computes the row addresses here instead of before the loop, so they
   // take no registers from the accumulators.
   template <bool kFewRegisters = true>

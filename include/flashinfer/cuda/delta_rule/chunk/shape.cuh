@@ -8,7 +8,7 @@
 namespace flashinfer::cuda {
 
 // CTA with mma.sync. kWarps warps compute, and kLoaders other warps issue copies. With kLoaders = 0, the
-// computing warps issue them. A head dimension of more than 128 keys is split into two parts, with half of
+// computing warps issue the copies. A key dimension of more than 128 is split into two parts, with half of
 // the warps each. A warp has 16 columns of the state and the keys of its part. kChannels: each channel of k
 // has its own decay.
 template <typename T_, int kKeys_, int kWarps_, int kLoaders_, bool kChannels_ = false>

@@ -31,12 +31,12 @@ __device__ __forceinline__ void store_columns(Columns& columns, const DeltaPanel
   columns.store(states, dtype, DeltaStateView(in, head, first));
 }
 
-template <typename T, int kRows, bool kRowGate>
+template <typename T, int kRows, bool kChannels>
 __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShape<kRows>::kCtasPerSm)
     delta_rule_kernel(const DeltaRuleParams p) {
   using Shape = DeltaRuleShape<kRows>;
   using Panel = DeltaPanel<kRows>;
-  using Tokens = DeltaTokens<2 * kRows, Shape::kColumns, Shape::kTokens, kRowGate, Shape::kThreads>;
+  using Tokens = DeltaTokens<2 * kRows, Shape::kColumns, Shape::kTokens, kChannels, Shape::kThreads>;
   using Columns = DeltaColumns<Shape::kKeys, Shape::kColumns, Shape::kThreads>;
   __shared__ __align__(16) union {
     Tokens tokens;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
       float k[kRows], q[kRows], product;
       Panel::load_row(shared.tokens.k[i], k);
       Panel::load_row(shared.tokens.q[i], q);
-      if constexpr (kRowGate) {
+      if constexpr (kChannels) {
         float decay[kRows];
         Panel::load_row(shared.tokens.decay[i], decay);
         state.scale_rows([&](int j) { return decay[j]; });
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
         product = pending_decay * state.products(k, q);
       }
       const float new_value = shared.tokens.beta[i][own_column] * (shared.tokens.v[i][own_column] - product);
-      const float added = kRowGate ? new_value : __fdividef(new_value, pending_decay);
+      const float added = kChannels ? new_value : __fdividef(new_value, pending_decay);
       float u[Panel::kColumns];
 #pragma unroll
       for (int c = 0; c < Panel::kColumns; ++c) u[c] = Panel::of_column(added, c);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
                       first_column);
       }
     }
-    if constexpr (!kRowGate) state.scale(pending_decay);
+    if constexpr (!kChannels) state.scale(pending_decay);
     // A group of tokens ends at every checkpoint. All threads of the CTA find the same row, and load the next
     // tokens after a barrier.
     const int64_t row = p.checkpoint_row(work.sequence, first + count - work.tokens.begin);
@@ -122,10 +122,10 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
 template <typename T>
 void delta_rule(const DeltaRuleParams& p, const Launch& where) {
   if (takes_step(p)) return delta_step<T>(p, where);
-  with_delta_shape(p.in, [&](auto rows, auto row_gate) {
+  with_delta_shape(p.in, [&](auto rows, auto channels) {
     using Shape = DeltaRuleShape<rows() / 2>;
     const auto blocks = static_cast<unsigned>(delta_blocks(p.in, Shape::kColumns));
-    launch(delta_rule_kernel<T, rows() / 2, row_gate()>, blocks, Shape::kThreads, where, p);
+    launch(delta_rule_kernel<T, rows() / 2, channels()>, blocks, Shape::kThreads, where, p);
   });
 }
 

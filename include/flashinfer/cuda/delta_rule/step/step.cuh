@@ -28,11 +28,11 @@ struct StepGate {
       : p(params),
         value_head(static_cast<int>(head)),
         a_log(params.a_log ? params.a_log[head] : 0.f),
-        dt_bias(params.dt_bias && !params.raw_rows ? params.dt_bias[head] : 0.f) {}
+        dt_bias(params.dt_bias && !params.raw_gk ? params.dt_bias[head] : 0.f) {}
 
-  __device__ __forceinline__ float gate(float g) const { return p.a_log && !p.raw_rows ? logarithm(g + dt_bias) : g; }
-  __device__ __forceinline__ float row_gate(float g, int d) const {
-    if (!p.raw_rows) return g;
+  __device__ __forceinline__ float gate(float g) const { return p.a_log && !p.raw_gk ? logarithm(g + dt_bias) : g; }
+  __device__ __forceinline__ float channel_gate(float g, int d) const {
+    if (!p.raw_gk) return g;
     return logarithm(g + (p.dt_bias && d < p.in.key_dim ? p.dt_bias[value_head * p.in.key_dim + d] : 0.f));
   }
   // Return the logarithm of the decay.
@@ -47,25 +47,25 @@ struct StepGate {
 };
 
 // One token in smem.
-template <int kKeys, bool kRowGate>
-struct StepRows {
+template <int kKeys, bool kChannels>
+struct StepSharedToken {
   alignas(16) float q[kKeys];
-  float k[kKeys], decay[kRowGate ? kKeys : 4], v[kStepColumns], beta[kStepColumns];
+  float k[kKeys], decay[kChannels ? kKeys : 4], v[kStepColumns], beta[kStepColumns];
 };
-template <int kKeys, bool kRowGate>
+template <int kKeys, bool kChannels>
 struct StepShared {
   // Double buffer: no barrier separates the reads of a token from the stores of the next one.
-  StepRows<kKeys, kRowGate> rows[2];
+  StepSharedToken<kKeys, kChannels> tokens[2];
   alignas(16) float sums[2][kStepWarps][kStepColumns];  // per warp: S~' k and S~' q over its rows
   float u[kStepColumns];
 };
 
 // Elements of a token that a thread loads: one of q or k, one of v or beta, and gates. A thread issues all
 // loads before it waits for the first.
-template <typename T, int kKeys, bool kRowGate>
+template <typename T, int kKeys, bool kChannels>
 struct StepToken {
   static_assert(kStepThreads >= 2 * kKeys && kStepThreads >= 2 * kStepColumns, "there is a thread for each element");
-  float qk = 0, v_or_beta = 0, gate = 0, row_gate = 0;
+  float qk = 0, v_or_beta = 0, gate = 0, gk = 0;
 
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
 
@@ -85,12 +85,12 @@ struct StepToken {
       }
     }
     gate = in.g ? load_float<float>(in.g, number) : 0.f;
-    if (kRowGate && thread() < kKeys && d < in.key_dim) row_gate = load_float<float>(in.gk, number * in.key_dim + d);
+    if (kChannels && thread() < kKeys && d < in.key_dim) gk = load_float<float>(in.gk, number * in.key_dim + d);
   }
 
   // Store the token to smem and return the decay that all rows share.
-  __device__ __forceinline__ float put(StepRows<kKeys, kRowGate>& to, const DeltaRuleInputs& in,
-                                       const StepGate& raw) const {
+  __device__ __forceinline__ float store(StepSharedToken<kKeys, kChannels>& to, const DeltaRuleInputs& in,
+                                         const StepGate& raw) const {
     const int d = thread() % kKeys, c = thread() % kStepColumns;
     if (thread() < kKeys) {
       to.q[d] = qk;
@@ -103,7 +103,7 @@ struct StepToken {
       to.beta[c] = in.beta ? raw.beta(v_or_beta) : v_or_beta;
     }
     const float common_decay = __expf(in.g ? raw.gate(gate) : 0.f);
-    if (kRowGate && thread() < kKeys) to.decay[d] = common_decay * __expf(raw.row_gate(row_gate, d));
+    if (kChannels && thread() < kKeys) to.decay[d] = common_decay * __expf(raw.channel_gate(gk, d));
     return common_decay;
   }
 };
@@ -126,13 +126,13 @@ struct StepNorms {
 };
 
 // A thread's part of the CTA's columns.
-template <int kKeys, bool kRowGate, bool kVFirst>
+template <int kKeys, bool kChannels, bool kVFirst>
 struct StepState {
   static constexpr int kVectors = kKeys * kStepColumns / (4 * kStepThreads);
   static constexpr int kLanes = (kVFirst ? kKeys : kStepColumns) / 4;  // per line
   static constexpr int kLines = kStepThreads / kLanes;                 // of all threads at a time
   static_assert(kVectors * kLines == (kVFirst ? kStepColumns : kKeys), "threads share lines evenly");
-  using Rows = StepRows<kKeys, kRowGate>;
+  using SharedToken = StepSharedToken<kKeys, kChannels>;
   using Norms = StepNorms<kKeys>;
 
   float state[kVectors][4];
@@ -171,10 +171,10 @@ struct StepState {
     store(static_cast<bfloat16_t*>(states) + first, lines);
   }
 
-  // Update the state with a token. Rows decay by `decay`, or by the token's row gates. One thread per column
+  // Update the state with a token. Rows decay by `decay`, or by the token's decays per channel. One thread per column
   // calls out(column, value). All threads call this after a barrier that publishes the token.
   template <typename Out>
-  __device__ __forceinline__ void update(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
+  __device__ __forceinline__ void update(StepShared<kKeys, kChannels>& shared, const SharedToken& token, float decay,
                                          bool l2norm, const Out& out) {
     const Norms norms(token.k, token.q, l2norm);
     if constexpr (kVFirst) {
@@ -204,10 +204,11 @@ struct StepState {
 
   // Columns first: the lanes of a warp divide a column, so shuffles sum the products.
   template <typename Out>
-  __device__ __forceinline__ void update_columns(const Rows& token, float decay, const Norms& norms, const Out& out) {
+  __device__ __forceinline__ void update_columns(const SharedToken& token, float decay, const Norms& norms,
+                                                 const Out& out) {
     float keys[4], queries[4], decays[4] = {decay, decay, decay, decay}, sums[2 * kVectors];  // of k, then of q
     load_floats(keys, token.k + in_line()), load_floats(queries, token.q + in_line());
-    if constexpr (kRowGate) load_floats(decays, token.decay + in_line());
+    if constexpr (kChannels) load_floats(decays, token.decay + in_line());
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       sums[j] = sums[kVectors + j] = 0;
@@ -236,12 +237,12 @@ struct StepState {
 
   // Rows first: the warps divide a column, so the products are summed in smem.
   template <typename Out>
-  __device__ __forceinline__ void update_rows(StepShared<kKeys, kRowGate>& shared, const Rows& token, float decay,
-                                              const Norms& norms, const Out& out) {
+  __device__ __forceinline__ void update_rows(StepShared<kKeys, kChannels>& shared, const SharedToken& token,
+                                              float decay, const Norms& norms, const Out& out) {
     float k_products[4] = {}, q_products[4] = {};
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
-      const float key = token.k[line(j)], query = token.q[line(j)], factor = kRowGate ? token.decay[line(j)] : decay;
+      const float key = token.k[line(j)], query = token.q[line(j)], factor = kChannels ? token.decay[line(j)] : decay;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         state[j][c] *= factor;
@@ -279,30 +280,30 @@ struct StepState {
   }
 };
 
-template <typename T, int kKeys, bool kRowGate, bool kVFirst>
+template <typename T, int kKeys, bool kChannels, bool kVFirst>
 __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const DeltaRuleParams p) {
-  using State = StepState<kKeys, kRowGate, kVFirst>;
-  __shared__ StepShared<kKeys, kRowGate> shared;
+  using State = StepState<kKeys, kChannels, kVFirst>;
+  __shared__ StepShared<kKeys, kChannels> shared;
   wait_for_inputs();
   const DeltaRuleInputs& in = p.in;
   const DeltaWork work(in, kStepColumns);
   const int64_t slot = p.slots.data ? p.slots[work.sequence] : work.sequence;
   const int64_t output_slot = p.output_slots.data ? p.output_slots[work.sequence] : slot;
   const int64_t first = work.slice * kStepColumns;
-  const auto put = [&](int64_t t, int column, float value) {
+  const auto store_output = [&](int64_t t, int column, float value) {
     if (first + column < in.value_dim)
       static_cast<T*>(p.o)[work.token_index(in, t) * in.value_dim + first + column] = from_float<T>(value);
   };
   if (slot < 0 || slot >= p.num_slots) {
     for (int64_t t = 0; t < in.num_tokens; ++t)
-      if (threadIdx.x < kStepColumns) put(t, threadIdx.x, 0.f);
+      if (threadIdx.x < kStepColumns) store_output(t, threadIdx.x, 0.f);
     return;
   }
   // Return the offset of the CTA's columns in entry `number` of a contiguous tensor [n, HV, ...] of states.
   const auto start_of = [&](int64_t number) {
     return (number * in.num_value_heads + work.value_head) * in.state_size() + first * in.column_stride();
   };
-  StepToken<T, kKeys, kRowGate> token;
+  StepToken<T, kKeys, kChannels> token;
   if (in.num_tokens > 0) token.load(in, work, 0);
   const typename State::Lines lines(in, first);
   State state;
@@ -310,11 +311,12 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
   const StepGate gate(p, work.value_head);
   const float scale = static_cast<float>(in.scale.get());
   for (int64_t t = 0; t < in.num_tokens; ++t) {
-    auto& rows = shared.rows[t % 2];
-    const float decay = token.put(rows, in, gate);
+    auto& shared_token = shared.tokens[t % 2];
+    const float decay = token.store(shared_token, in, gate);
     __syncthreads();
     if (t + 1 < in.num_tokens) token.load(in, work, t + 1);
-    state.update(shared, rows, decay, in.l2norm, [&](int column, float value) { put(t, column, scale * value); });
+    state.update(shared, shared_token, decay, in.l2norm,
+                 [&](int column, float value) { store_output(t, column, scale * value); });
     if (p.snapshots) state.store(p.snapshots, p.state_dtype, start_of(work.sequence * p.snapshot_rows + t), lines);
   }
   if (p.final_state && output_slot >= 0 && output_slot < p.num_slots)
@@ -337,8 +339,8 @@ inline bool takes_step(const DeltaRuleParams& p) {
 template <typename T>
 void delta_step(const DeltaRuleParams& p, const Launch& where) {
   const auto blocks = static_cast<unsigned>(delta_blocks(p.in, kStepColumns));
-  const auto run = [&](auto keys, auto row_gate, auto v_first) {
-    launch(delta_step_kernel<T, keys(), row_gate(), v_first()>, blocks, kStepThreads, where, p);
+  const auto run = [&](auto keys, auto channels, auto v_first) {
+    launch(delta_step_kernel<T, keys(), channels(), v_first()>, blocks, kStepThreads, where, p);
   };
   const auto with_gate = [&](auto keys, auto v_first) {
     p.in.gk ? run(keys, std::true_type{}, v_first) : run(keys, std::false_type{}, v_first);

@@ -27,8 +27,8 @@ struct DeltaChannelShared {
       DeltaSolveMatrix left, right;
     };
   };
-  float in_block[kBlocks][16][32];  // L and P within a block, by row and lane
-  float blocks[kBlocks][kKeys];     // decay over all rows of a block
+  float in_block[kBlocks][16][32];    // L and P within a block, by row and lane
+  float block_decay[kBlocks][kKeys];  // decay over all rows of a block
   float beta[kDeltaChunk], k_factor[kDeltaChunk], q_factor[kDeltaChunk];
 };
 
@@ -60,7 +60,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     Accumulator<16, kDeltaChunk> l, p;
     correlate_blocks(l, p);
     sync();
-    store_local(l, p, scale, to);
+    store_l_and_p(l, p, scale, to);
     this->solve(to);
     store(scale, to);
   }
@@ -91,7 +91,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
         gates[i][e] = ptx::ex2_approx(gates[i][e] * 1.4426950408889634f), product[e] *= gates[i][e];
       store_floats(&shared.decay[16 * warp + i][kLaneChannels * lane], gates[i]);
     }
-    store_floats(&shared.blocks[warp][kLaneChannels * lane], product);
+    store_floats(&shared.block_decay[warp][kLaneChannels * lane], product);
     if (thread < kDeltaChunk)
       shared.beta[thread] = thread >= chunk.count ? 0.f
                             : in.beta             ? load_float<float>(in.beta, number + thread * in.num_value_heads)
@@ -141,13 +141,14 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
   __device__ __forceinline__ void store_rows(Terms& to) const {
     const uint32_t keys = ptx::shared_address(shared.k), queries = ptx::shared_address(shared.q);
     const int channel = kLaneChannels * lane;
+    // Decays over the blocks before this warp's, over those after it, and over the chunk.
     float before[kLaneChannels], after[kLaneChannels], all[kLaneChannels];
 #pragma unroll
     for (int e = 0; e < kLaneChannels; ++e) before[e] = after[e] = 1;
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       float of[kLaneChannels];
-      load_floats(of, &shared.blocks[block][channel]);
+      load_floats(of, &shared.block_decay[block][channel]);
 #pragma unroll
       for (int e = 0; e < kLaneChannels; ++e) {
         if (block < warp) before[e] *= of[e];
@@ -189,8 +190,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
 #pragma unroll
       for (int e = 0; e < kLaneChannels; e += 2)
         read[e / 2] = pack<T>(k[e], k[e + 1]), out[e / 2] = pack<T>(q[e], q[e + 1]);
-      put_row(read_rows(), i, channel, read), put_row(queries, 16 * warp + i, channel, out);
-      put_row(keys, 16 * warp + i, channel, written[i]);
+      store_shared_row(read_rows(), i, channel, read), store_shared_row(queries, 16 * warp + i, channel, out);
+      store_shared_row(keys, 16 * warp + i, channel, written[i]);
 #pragma unroll
       for (int e = 0; e < kLaneChannels; e += 2)
         row[e / 2] = pack<T>(k[e] * before[e], k[e + 1] * before[e + 1]),
@@ -215,7 +216,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
         if (block >= warp) continue;
         uint32_t left[1][4], right[1][4], b[2][2];
         if (block + 1 < warp) {
-          float* of = &shared.blocks[block + 1][16 * step + 2 * (lane % 4)];
+          float* of = &shared.block_decay[block + 1][16 * step + 2 * (lane % 4)];
           const float2 first = *as_float2(of), second = *as_float2(of + 8);
           between[0] *= first.x, between[1] *= first.y, between[2] *= second.x, between[3] *= second.y;
         }
@@ -230,9 +231,9 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     }
   }
 
-  // Store L over the rows, and P to gmem.
-  __device__ __forceinline__ void store_local(Accumulator<16, kDeltaChunk>& l, Accumulator<16, kDeltaChunk>& p,
-                                              float scale, Terms& to) const {
+  // Store L in smem, where it overwrites the rows, and P in gmem.
+  __device__ __forceinline__ void store_l_and_p(Accumulator<16, kDeltaChunk>& l, Accumulator<16, kDeltaChunk>& p,
+                                                float scale, Terms& to) const {
     const int start = 16 * warp, upper = start + lane / 4;
 #pragma unroll
     for (int n = 0; n < kDeltaChunk / 8 - 2; ++n) {
@@ -301,7 +302,8 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) unpack<T>(words[i], to[2 * i], to[2 * i + 1]);
   }
-  __device__ __forceinline__ static void put_row(uint32_t tile, int row, int channel, const LaneChannels& words) {
+  __device__ __forceinline__ static void store_shared_row(uint32_t tile, int row, int channel,
+                                                          const LaneChannels& words) {
     const uint32_t at = Rows::chunk(Rows::row(tile, row), channel / 8) + channel % 8 * 2;
 #pragma unroll
     for (int i = 0; i < kLaneChannels / 2; ++i) ptx::store_shared(at + 4 * i, words[i]);
@@ -320,7 +322,7 @@ struct DeltaPrepareChannels : DeltaSolve<T, DeltaChannelShared<kKeys>> {
     return pack<T>(low * first, high * second);
   }
 
-  // Sums 16 values over 16 lanes. Each lane returns the total of its own value.
+  // Sum 16 values over 16 lanes. Each lane returns the total of its own value.
   __device__ __forceinline__ float lanes_sums(const float (&values)[16]) const {
     float eight[8], four[4], pair[2];
     halve_lanes(eight, values, 8), halve_lanes(four, eight, 4), halve_lanes(pair, four, 2);

@@ -1,5 +1,5 @@
-// Second kernel of the chunk form: scans the states of a value head and computes the outputs. chunk.cuh has
-// the equations.
+// Second kernel of the chunk form: the scan of a value head's states, and the outputs. chunk.cuh has the
+// equations.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/mainloop.cuh>

@@ -9,8 +9,8 @@
 
 namespace flashinfer::cuda {
 
-// Largest smem of the kernels that serve all architectures. GPUs of compute capability 8.0 have as much. GPUs
-// of 8.6 have less, and use the recurrent kernel.
+// Largest smem of the kernels for all architectures. GPUs of compute capability 8.0 have as much. GPUs of 8.6
+// have less, and use the recurrent kernel.
 constexpr int kChunkSharedBytes = 163 << 10;
 
 // Return true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
@@ -54,8 +54,8 @@ void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body&
   if (in.value_dim > 32 && delta_blocks(in, 64) >= enough) return body(DeltaWarpShape<T, kKeys, 4, 0, kChannels>{});
   body(DeltaWarpShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
 }
-// Call body with a CTA shape. On 9.0 it takes the narrowest shape whose CTAs run in one wave. The choice
-// follows the times of all shapes on an H200.
+// Call body with a CTA shape: on 9.0, the narrowest whose CTAs run in one wave. Times on an H200 gave
+// this rule.
 template <typename T, int kKeys, typename Body>
 void with_scan_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t num_sms = device_info(where.device).num_sms;
@@ -89,7 +89,7 @@ template <typename Shape>
 int64_t delta_preparing_blocks(const DeltaRuleInputs& in, const Launch& where) {
   const int64_t num_sms = device_info(where.device).num_sms, scanning = delta_blocks(in, Shape::kColumns);
   const int64_t idle_sms = num_sms - scanning, heads = in.num_sequences * in.num_value_heads;
-  const bool has_equal_lengths = !in.cu_seqlens.data;  // equal lengths
+  const bool has_equal_lengths = !in.cu_seqlens.data;
   return has_equal_lengths && scanning > 0 && idle_sms > 0 && heads * 38 <= idle_sms * 14 &&
                  in.num_tokens >= 4 * kDeltaChunk
              ? idle_sms
@@ -128,7 +128,7 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& where) {
   });
 }
 
-// Keys from 129 to 256, more than one warp holds in registers.
+// Key dimensions from 129 to 256, more than one warp holds in registers.
 template <typename T>
 void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& where) {
   const Launch serial{where.stream, where.device, 0};
@@ -149,7 +149,7 @@ void launch_delta_prepare_channels(const DeltaRuleInputs& in, void* terms, const
       sizeof(DeltaChannelShared<kKeys>), where, in, static_cast<DeltaChannelTerms<kKeys>*>(terms));
 }
 
-// A decay per channel of k.
+// Launch with a decay per channel of k.
 template <typename T, int kKeys>
 void delta_rule_channels(const DeltaRuleParams& p, const Launch& where) {
   const Launch serial{where.stream, where.device, 0};
@@ -166,7 +166,7 @@ void delta_rule_channels(const DeltaRuleParams& p, const Launch& where) {
   p.in.key_dim <= 64 ? delta_rule_channels<T, 64>(p, where) : delta_rule_channels<T, 128>(p, where);
 }
 
-// One decay for all channels, or none.
+// Launch with one decay for all channels, or none.
 template <typename T>
 void delta_rule_chunks(const DeltaRuleParams& p, const Launch& where) {
   p.in.key_dim <= 64 ? delta_rule_chunks<T, 64>(p, where) : delta_rule_chunks<T, 128>(p, where);

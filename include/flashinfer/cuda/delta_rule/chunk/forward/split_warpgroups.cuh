@@ -141,13 +141,13 @@ struct DeltaSplitWarpgroups : DeltaForwardScan<Shape> {
 
 // Ready flags of terms that the first `blocks` CTAs of the same launch prepare. The preparing CTAs never
 // wait. CUDA does not define the order in which CTAs start. The launch therefore has at most one CTA per SM
-// (delta_preparing_blocks), so that all run at once and none waits for a CTA that cannot start. The sequences
+// (delta_preparing_blocks): all run at once, and none waits for a CTA that cannot start. The sequences
 // advance in lockstep. With blocks = 0 all terms are ready.
 struct DeltaTermFlags {
   uint32_t blocks;
   uint32_t* flags;  // per chunk and value head, initially 0
 
-  // Waits at every kAhead-th chunk for the flags of kAhead chunks, one per lane. One read takes nearly as
+  // Wait at every kAhead-th chunk for the flags of kAhead chunks, one per lane. One read takes nearly as
   // long as a chunk, so flags are not read one by one.
   static constexpr int kAhead = 8;
   template <typename Scan>
