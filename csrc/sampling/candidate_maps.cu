@@ -6,11 +6,11 @@
 namespace flashinfer::cuda {
 
 __device__ inline __noinline__ void mask_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  GlobalRow cluster = GlobalRow::of(p.vocab_size);
-  const float least = Signed::real(key_of_rank(cluster, p.input, row, top_k));
-  cluster.for_own_chunks([&](int c) {
+  GlobalRow cluster_row = GlobalRow::of(p.vocab_size);
+  const float least = Signed::real(kth_largest_key(cluster_row, p.input, row, top_k));
+  cluster_row.for_own_chunks([&](int c) {
     Chunk chunk;
-    cluster.load(chunk, c);
+    cluster_row.load(chunk, c);
     chunk.for_each([&](float& x) { x = x < least ? -INFINITY : x; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
@@ -18,28 +18,28 @@ __device__ inline __noinline__ void mask_again(const MapRowsParams& p, int64_t r
 }
 
 __device__ inline __noinline__ void renorm_again(const MapRowsParams& p, int64_t row, TopK top_k) {
-  GlobalRow cluster = GlobalRow::of(p.vocab_size);
+  GlobalRow cluster_row = GlobalRow::of(p.vocab_size);
   set_scratch([&](Scratch& s) { s.source = Source::of(p.input, row * p.input.stride, p.vocab_size), s.remap = {}; });
-  Totals totals = load_probs(cluster);
-  const float t = __uint_as_float(top_k_key<Unsigned>(cluster, top_k.k));
-  cluster.sum_kept(t);
-  const Normalizer by = Normalizer::of(cluster.totals(totals.fixed).real());
-  cluster.for_own_chunks([&](int c) {
+  Totals totals = load_probs(cluster_row);
+  const float t = __uint_as_float(top_k_key<Unsigned>(cluster_row, top_k.k));
+  cluster_row.sum_kept(t);
+  const Normalizer by = Normalizer::of(cluster_row.totals(totals.fixed).real());
+  cluster_row.for_own_chunks([&](int c) {
     Chunk chunk;
-    cluster.load(chunk, c);
+    cluster_row.load(chunk, c);
     chunk.for_each([&](float& x) { x = x >= t ? by(x) : 0.0f; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
   __syncthreads();
 }
 
-// The fill value is written while the row is read, then the few kept elements.
+// Write the fill value while reading the row, then the few kept elements.
 template <bool kMask>
 __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     candidate_map_kernel(const __grid_constant__ MapRowsParams p) {
   for_rows(p.input, p.num_rows, p.vocab_size,
            [&](PipelinedRow& stream, int64_t row, const Source& source, const Source& next) {
-             FewRow x{stream};
+             CandidateRow x{stream};
              const DType dtype = p.input.dtype;
              Filters f{};
              f.top_k = top_k_of(p.parameter.get_integer(row, row), p.vocab_size);
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
                }
              } else {
                const Totals row_totals = x.totals();
-               const bool is_zero = x.cluster.largest_bits(x.sums(), x.cluster.chunks) == 0;
+               const bool is_zero = x.cluster_row.largest_bits(x.sums(), x.cluster_row.chunks) == 0;
                if (!row_totals.valid) {
                  if (!is_zero)
                    for (int pair = 0; pair < x.own_pairs; ++pair) fill(pair, NAN);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
                }
              }
              __syncthreads();
-             x.copy(next, 1, x.step + 1);
+             x.copy(next, 1, x.pairs_read + 1);
              stream = x;
            });
 }

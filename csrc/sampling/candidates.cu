@@ -5,8 +5,8 @@
 namespace flashinfer::cuda {
 
 template <bool kLogits>
-__device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p, int64_t row, const Source& source,
-                                                const Source& next) {
+__device__ __forceinline__ void draw_candidates(CandidateRow& x, const SampleParams& p, int64_t row,
+                                                const Source& source, const Source& next) {
   const Filters f = Filters::of(p, row, row);
   const float largest = x.stream<kLogits>(source, next, f, [](int) {});
   const uint32_t total = scratch().counter;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p
   } else {
     totals = x.totals();
     totals.valid = totals.valid && f.valid();
-    float cut = 0;
+    float first_threshold = 0;
     Normalizer by{1, 1};
     bool rescaled = false;
     if (totals.valid && (f.top_k.on || f.has_min_p)) {
@@ -52,9 +52,11 @@ __device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p
           const Totals kept = x.totals(totals.fixed);
           uint32_t least = __float_as_uint(t), max_key = __float_as_uint(largest);
           if (p.top_k_first) {
-            rescaled = true, cut = t, by = Normalizer::of(kept.real());
+            rescaled = true, first_threshold = t, by = Normalizer::of(kept.real());
             const DType dtype = p.input.dtype;
-            const auto change = [&](float value) { return value >= cut ? rounded(by(value), dtype) : 0.0f; };
+            const auto change = [&](float value) {
+              return value >= first_threshold ? rounded(by(value), dtype) : 0.0f;
+            };
             x.change([&](uint32_t key) { return change(__uint_as_float(key)); });
             x.sum_collected(0);
             totals = x.totals();
@@ -71,7 +73,7 @@ __device__ __forceinline__ void draw_candidates(FewRow& x, const SampleParams& p
     }
     x.draw_from(source, 0.0f, p, row, totals, t, [&](float value) {
       value = max_nan(value, 0.0f);
-      return rescaled ? (value >= cut ? rounded(by(value), p.input.dtype) : 0.0f) : value;
+      return rescaled ? (value >= first_threshold ? rounded(by(value), p.input.dtype) : 0.0f) : value;
     });
   }
 }
@@ -81,10 +83,10 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
     candidate_kernel(const __grid_constant__ SampleParams p) {
   for_rows(p.input, p.num_outputs, p.vocab_size,
            [&](PipelinedRow& stream, int64_t row, const Source& source, const Source& next) {
-             FewRow x{stream};
+             CandidateRow x{stream};
              draw_candidates<kLogits>(x, p, row, source, next);
              __syncthreads();
-             x.copy(next, 1, x.step + 1);
+             x.copy(next, 1, x.pairs_read + 1);
              stream = x;
            });
 }
@@ -97,11 +99,11 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kStreamBlocks)
              const float scale = exponent_scale(p.temperature.get_real(row, row));
              x.pass(source, next, 2, -INFINITY, [&](Chunk& one, Chunk& other, int pair) {
                const PairSums of = exponentials_of(one, other, scale);
-               x.put_sums(x.maxima(), pair, of.maximum), x.put_sums(x.sums(), pair, of.sum);
+               x.store_sums(x.maxima(), pair, of.maximum), x.store_sums(x.sums(), pair, of.sum);
              });
              __syncthreads();
-             const float top = largest_of(x.maxima(), x.cluster.chunks);
-             rescale(x.sums(), x.maxima(), x.cluster.chunks, top, scale);
+             const float top = largest_of(x.maxima(), x.cluster_row.chunks);
+             rescale(x.sums(), x.maxima(), x.cluster_row.chunks, top, scale);
              const Exponential exponential{-INFINITY, top, scale};
              x.draw_from(source, -INFINITY, p, row, x.totals(), 0.0f, exponential);
            });

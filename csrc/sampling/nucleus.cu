@@ -6,7 +6,7 @@
 
 namespace flashinfer::cuda {
 
-// Call work(x, row, its elements, elements of the CTA's next row).
+// Call work(x, row, elements, next) for the CTA's rows. `next` has the elements of its next row.
 template <typename T, typename F>
 __device__ __forceinline__ void for_nucleus(const RowsOf& rows, int64_t count, int64_t n, const F& work) {
   NucleusRow x(static_cast<int>(n));
@@ -20,7 +20,7 @@ __device__ __forceinline__ void for_nucleus(const RowsOf& rows, int64_t count, i
   }
 }
 
-// A function of its own, because its registers would be missing in the passes.
+// A separate function, so that it takes no registers from the passes.
 __device__ inline __noinline__ void draw_nucleus(const SampleParams& p, int64_t row, const Totals& totals, float t) {
   const Source source = Source::of(p.input, row * p.input.stride, p.vocab_size);
   const NucleusRow x(static_cast<int>(p.vocab_size));
@@ -48,14 +48,16 @@ __global__ void __launch_bounds__(kNucleusThreads, 1) nucleus_map_kernel(const _
       const Normalizer by = Normalizer::of(totals.real());
       x.map(elements, to, [&](float value) { return value >= t ? by(value) : 0.0f; });
     } else {
-      const float otherwise = top_p == top_p && x.cluster.largest_bits(x.sums(), x.cluster.chunks) == 0 ? 0.0f : NAN;
+      const float otherwise =
+          top_p == top_p && x.cluster_row.largest_bits(x.sums(), x.cluster_row.chunks) == 0 ? 0.0f : NAN;
       x.map(elements, to, [&](float) { return otherwise; });
     }
     __syncthreads();
   });
 }
 
-// Shape for at least `least` rows that allow loads of four elements. Zero bytes: not served.
+// Shape for at least `least` rows that allow loads of four elements. `bytes` is 0 if it does not serve the
+// call.
 inline Shape nucleus_shape(const RowsOf& rows, int64_t count, int64_t least, int64_t vocab_size, int device) {
   const int64_t piece = 4 * (rows.dtype == DType::kFloat32 ? 4 : 2);
   const bool serves = count >= least && PipelinedRow::fits(vocab_size) && vocab_size % 4 == 0 && rows.stride % 4 == 0 &&
@@ -79,8 +81,8 @@ bool launch_nucleus(const Params& p, int64_t rows, int64_t least, const Launch& 
   return true;
 }
 
-// Fewer rows run in clusters all at once, which is faster: 32 rows take 35 us and 48 rows 61 us. Here 1 to
-// 132 rows take 45 us.
+// Fewer rows than a third of the SMs are faster in clusters: there, 32 rows take 35 us and 48 rows 61 us. Here
+// 1 to 132 rows take 45 us.
 bool launch_nucleus_samples(const SampleParams& p, const Launch& where) {
   if (p.is_logits || p.indices.data || !p.has_top_p || p.has_top_k || p.has_min_p) return false;
   const int64_t least = device_info(where.device).num_sms / 3;

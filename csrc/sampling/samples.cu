@@ -8,9 +8,9 @@ void launch_samples(const SampleParams& p, const Launch& where) {
   if (!p.indices.data && fits_cluster_smem(p.num_outputs, p.vocab_size, where.device))
     return launch_cluster_smem_samples(p, where);
   const Shape shape = resident_shape(p.num_outputs, p.vocab_size, where.device);
-  const Groups groups = Groups::of(p, shape, 2, where.device);
-  if (!shape.resident) return launch_streamed_samples(p, shape, groups, where);
-  launch_rows<sample_kernel<true>>(shape, groups.count, where, p, groups.outputs);
+  const OutputSplit split = OutputSplit::of(p, shape, 2, where.device);
+  if (!shape.resident) return launch_streamed_samples(p, shape, split, where);
+  launch_rows<sample_kernel<true>>(shape, split.clusters, where, p, split.outputs_per_cluster);
 }
 
 }  // namespace flashinfer::cuda

@@ -4,8 +4,8 @@
 
 namespace flashinfer::cuda {
 
-void launch_streamed_samples(const SampleParams& p, const Shape& shape, const Groups& groups, const Launch& where) {
-  launch_rows<sample_kernel<false>>(shape, groups.count, where, p, groups.outputs);
+void launch_streamed_samples(const SampleParams& p, const Shape& shape, const OutputSplit& split, const Launch& where) {
+  launch_rows<sample_kernel<false>>(shape, split.clusters, where, p, split.outputs_per_cluster);
 }
 
 }  // namespace flashinfer::cuda

@@ -56,12 +56,12 @@ inline void sample_rows(const SampleParams& p, const Launch& where) {
   if (p.filters()) return launch_samples(p, where);
   if (p.vocab_size > longest_row(true, where.device)) {
     const Shape shape = segments_shape(p.num_outputs, p.vocab_size, where.device);
-    const Groups groups = Groups::of(p, shape, 1, where.device);
-    return launch_rows<segments_kernel>(shape, groups.count, where, p, groups.outputs);
+    const OutputSplit split = OutputSplit::of(p, shape, 1, where.device);
+    return launch_rows<segments_kernel>(shape, split.clusters, where, p, split.outputs_per_cluster);
   }
   const Shape shape = unfiltered_shape(p.num_outputs, p.vocab_size, where.device);
-  const Groups groups = Groups::of(p, shape, 4, where.device);
-  launch_rows<unfiltered_kernel>(shape, groups.count, where, p, groups.outputs);
+  const OutputSplit split = OutputSplit::of(p, shape, 4, where.device);
+  launch_rows<unfiltered_kernel>(shape, split.clusters, where, p, split.outputs_per_cluster);
 }
 
 inline void map_rows(const MapRowsParams& p, const Launch& where) {

@@ -1,4 +1,4 @@
-// Histograms: find the bin at which the sum over the bins, from the top down, reaches a number.
+// Histograms of keys, and the search for the bin at which their sum, from the top down, reaches a number.
 #pragma once
 
 #include <flashinfer/cuda/sampling/cluster_row.cuh>
@@ -53,7 +53,7 @@ struct Bins {
     shift = width > kBits ? width - kBits : 0;
   }
   __device__ bool holds(uint32_t key) const { return key >= low && key <= high; }
-  __device__ uint32_t of(uint32_t key) const { return (key - low) >> shift; }
+  __device__ uint32_t bin_of(uint32_t key) const { return (key - low) >> shift; }
   __device__ void narrow(uint32_t bin) {
     const uint32_t last = ((bin + 1) << shift) - 1;
     high = bin + 1 == kCount || last > high - low ? high : low + last;
@@ -82,12 +82,12 @@ struct Weights {
   __device__ __forceinline__ uint64_t sum(uint32_t low, uint32_t high) const { return (uint64_t{high} << bits) + low; }
 };
 
-// Return the weight of x in a histogram whose weights sum to 2^30: x / total * 2^30, rounded. `share` divides
-// by total * 2^-30.
-__device__ __forceinline__ uint32_t share_weight(float x, Normalizer share) {
+// Return the weight of x in a histogram whose weights sum to 2^30: x / total * 2^30, rounded. `to_weight`
+// divides by total * 2^-30.
+__device__ __forceinline__ uint32_t share_weight(float x, Normalizer to_weight) {
   // The addition rounds, unless the integer takes more than 23 bits.
-  const float raised = x * share.up, sum = fmaf(raised, share.inverse, 0x1p23f);
-  return sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * share.inverse);
+  const float raised = x * to_weight.up, sum = fmaf(raised, to_weight.inverse, 0x1p23f);
+  return sum < 0x1p24f ? __float_as_uint(sum) & 0x7fffffu : __float2uint_rn(raised * to_weight.inverse);
 }
 
 // Key of a threshold, and the number or the sum of the elements with that key.
@@ -98,7 +98,8 @@ struct ThresholdKey {
 
 // Return the largest threshold at which the sum of kept elements reaches `target`. kept(key) returns the
 // exact sum of the elements >= key. `guess` comes from rounded sums, so it may be wrong by a few elements.
-// The search starts there with steps that grow eightfold, then bisects.
+// `edge_sum` is the sum of the elements with that key. The search starts there with steps that grow
+// eightfold, then bisects.
 template <typename Kept>
 __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_sum, uint32_t max_key, double target,
                                                   FixedPoint fixed, const Kept& kept) {
@@ -114,14 +115,14 @@ __device__ __forceinline__ float refine_threshold(uint32_t guess, double edge_su
   return __uint_as_float(from);
 }
 
-// Return the exact threshold. A histogram of rounded weights (`mass` corresponds to 2^30) has found its bin:
-// `above` is the weight of all bins above it, `high` its last key. find_key(need) searches the bin. If
+// Return the exact threshold. A histogram of rounded weights, 2^30 for the row's sum `mass`, has found its
+// bin. `above` is the weight of all bins above it, `high` its last key. find_key(need) searches the bin. If
 // rounding led to a wrong element, the exact sum above the bin corrects `need`.
 template <typename FindKey, typename Kept>
-__device__ __forceinline__ float exact_threshold(Weights weights, uint64_t share, uint64_t above, double mass,
+__device__ __forceinline__ float exact_threshold(Weights weights, uint64_t needed_weight, uint64_t above, double mass,
                                                  uint32_t high, uint32_t max_key, double target, FixedPoint fixed,
                                                  const FindKey& find_key, const Kept& kept) {
-  double missing = static_cast<double>(share > above ? share - above : 1) * (mass * 0x1p-30);
+  double missing = static_cast<double>(needed_weight > above ? needed_weight - above : 1) * (mass * 0x1p-30);
   for (bool is_guess = true;; is_guess = false) {
     const ThresholdKey edge = find_key(missing > 0 ? static_cast<uint64_t>(ceil(missing * weights.factor())) : 1);
     const double edge_sum = static_cast<double>(edge.value) / weights.factor(), sum = kept(edge.key);

@@ -15,8 +15,9 @@ namespace flashinfer::cuda {
 
 constexpr int64_t kMaxCandidateTopK = 128;  // largest k that the candidate kernels serve
 
-struct FewRow : PipelinedRow {
-  // Collect the elements that reach `bound`, with their positions in the pair of chunks.
+// A streamed row, and those of its elements that a filter may keep.
+struct CandidateRow : PipelinedRow {
+  // Collect the elements of a pair of chunks that reach `bound`, with their positions in the pair.
   template <typename Key>
   __device__ __forceinline__ void collect(const Chunk& one, const Chunk& other, int pair, float bound) const {
     uint32_t found = 0;
@@ -62,7 +63,7 @@ struct FewRow : PipelinedRow {
       if constexpr (!kLogits) {
         one.for_each([](float& x) { x = max_nan(x, 0.0f); });
         other.for_each([](float& x) { x = max_nan(x, 0.0f); });
-        put_sums(sums(), pair, pair_sum(one, other, [](float x) { return x; }));
+        store_sums(sums(), pair, pair_sum(one, other, [](float x) { return x; }));
         if (!collects) return;
       }
       const float own = larger<true>(lane_max<true>(one), lane_max<true>(other));
@@ -100,11 +101,11 @@ struct FewRow : PipelinedRow {
 
   // Sum the collected elements >= t.
   __device__ __forceinline__ void sum_collected(float t) {
-    cluster.sums_buffer ^= 1;
+    cluster_row.sums_buffer ^= 1;
     sum_collected_of(*this, t);
   }
-  __device__ __noinline__ static void sum_collected_of(FewRow row, float t) { row.put_collected_sums(t); }
-  __device__ __forceinline__ void put_collected_sums(float t) const {
+  __device__ __noinline__ static void sum_collected_of(CandidateRow row, float t) { row.store_collected_sums(t); }
+  __device__ __forceinline__ void store_collected_sums(float t) const {
     float* x = ready_buffer() + part_start(0);
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; ++pair) {
@@ -132,26 +133,26 @@ struct FewRow : PipelinedRow {
         });
         sum = pair_sum(one, other, [](float value) { return value; });
       }
-      put_sums(sums(), pair, sum);
+      store_sums(sums(), pair, sum);
     }
     __syncthreads();
   }
 
-  __device__ __forceinline__ double kept_from(uint32_t key, const Totals& row) {
+  __device__ __forceinline__ double kept_from(uint32_t key, const Totals& row_totals) {
     sum_collected(__uint_as_float(key));
-    return totals(row.fixed).real();
+    return totals(row_totals.fixed).real();
   }
 
   // Return the largest key in [least, most] such that the elements with this key or a larger one hold the
   // share p of the row. The elements from `least` on hold it.
-  __device__ __forceinline__ uint32_t top_p_among(uint32_t count, double p, const Totals& row, uint32_t least,
+  __device__ __forceinline__ uint32_t top_p_among(uint32_t count, double p, const Totals& row_totals, uint32_t least,
                                                   uint32_t max_key) {
     if (!(p > 0)) return max_key;
-    const double target = p * row.real();
-    const Weights weights = Weights::of(max_key, cluster.n);
+    const double target = p * row_totals.real();
+    const Weights weights = Weights::of(max_key, cluster_row.n);
     const ThresholdKey edge =
         search<true>(*this, count, least, max_key, static_cast<uint64_t>(ceil(target * weights.factor())), weights);
-    const double kept = kept_from(edge.key, row), edges = static_cast<double>(edge.value) / weights.factor();
+    const double kept = kept_from(edge.key, row_totals), edges = static_cast<double>(edge.value) / weights.factor();
     if (kept >= target && kept - edges < target) return edge.key;
     // The sums were rounded: bisect with exact sums.
     uint32_t low = least, high = max_key + 1;
@@ -160,7 +161,7 @@ struct FewRow : PipelinedRow {
       for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) between |= keys()[i] > low && keys()[i] < high;
       if (!__syncthreads_or(between)) return low;
       const uint32_t middle = low + (high - low) / 2;
-      kept_from(middle, row) >= target ? low = middle : high = middle;
+      kept_from(middle, row_totals) >= target ? low = middle : high = middle;
     }
   }
 };
@@ -168,11 +169,11 @@ struct FewRow : PipelinedRow {
 // Sample a row with too many candidates: reread it.
 template <bool kLogits>
 __device__ __noinline__ void sample_again(const SampleParams& p, const Source& source, int64_t row) {
-  GlobalRow cluster = GlobalRow::of(p.vocab_size);
+  GlobalRow cluster_row = GlobalRow::of(p.vocab_size);
   set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.subtracts = false; });
   Totals totals{{1, 1}, 0, false};
-  const float t = prepare_row<kLogits>(p, cluster, Filters::of(p, row, row), totals);
-  draw_run(p, cluster, row, row + 1, totals, t);
+  const float t = prepare_row<kLogits>(p, cluster_row, Filters::of(p, row, row), totals);
+  draw_run(p, cluster_row, row, row + 1, totals, t);
   __syncthreads();
 }
 

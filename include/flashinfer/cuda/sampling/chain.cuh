@@ -1,6 +1,6 @@
-// Verification of draft tokens (Leviathan et al., 2023). Tokens are accepted in order up to the first
-// rejection. One more token is drawn from max(target - draft, 0) there, or from the target after the last
-// draft.
+// Verification of draft tokens (Leviathan et al., 2023). The kernel accepts tokens in order up to the first
+// rejection. There it draws one more token from max(target - draft, 0), or after the last draft from the
+// target.
 #pragma once
 
 #include <flashinfer/cuda/sampling/rows.cuh>
@@ -29,9 +29,9 @@ __device__ __forceinline__ void load_probs(Chunk& chunk, const Source& from, int
 }
 
 __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ ChainParams p) {
-  GlobalRow cluster = GlobalRow::of(p.vocab_size);
-  const int64_t request = blockIdx.x / cluster.size, n = p.num_draft;
-  cluster.start();
+  GlobalRow cluster_row = GlobalRow::of(p.vocab_size);
+  const int64_t request = blockIdx.x / cluster_row.size, n = p.num_draft;
+  cluster_row.start();
   wait_for_inputs();
   launch_dependents();
   const auto draft = [&](int64_t j) {
@@ -54,11 +54,11 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
   set_scratch([&](Scratch& s) { s.source = source, s.subtracted = subtracted, s.subtracts = subtracts, s.remap = {}; });
   // Sums of max(target - draft, 0). The array of the maxima holds sums of the target, for the case that all
   // differences are 0.
-  cluster.begin_pass(2 * cluster.chunks);
-  cluster.for_own_chunks([&](int c) {
+  cluster_row.begin_pass(2 * cluster_row.chunks);
+  cluster_row.for_own_chunks([&](int c) {
     Chunk chunk;
     load_probs(chunk, source, c);
-    cluster.broadcast(cluster.maxima() + c, chunk_sum(chunk));
+    cluster_row.broadcast(cluster_row.maxima() + c, chunk_sum(chunk));
     if (subtracts) {
       Chunk other;
       load_probs(other, subtracted, c);
@@ -68,18 +68,18 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
         for (int i = 0; i < 4; ++i) chunk.at[j][i] = max_nan(chunk.at[j][i] - other.at[j][i], 0.0f);
       }
     }
-    cluster.broadcast(cluster.sums() + c, chunk_sum(chunk));
+    cluster_row.broadcast(cluster_row.sums() + c, chunk_sum(chunk));
   });
-  cluster.end_pass(), ++cluster.pass;
-  Totals totals = cluster.totals();
+  cluster_row.end_pass(), ++cluster_row.pass;
+  Totals totals = cluster_row.totals();
   if (!totals.valid) {
     set_scratch([](Scratch& s) { s.subtracts = false; });
-    for (int c = threadIdx.x; c < cluster.chunks; c += blockDim.x) cluster.sums()[c] = cluster.maxima()[c];
+    for (int c = threadIdx.x; c < cluster_row.chunks; c += blockDim.x) cluster_row.sums()[c] = cluster_row.maxima()[c];
     __syncthreads();
-    totals = cluster.totals();
+    totals = cluster_row.totals();
   }
-  if (cluster.rank == 0 && cluster.warp() == 0) {
-    const Draw<false> draw(cluster, totals, 0.0f);
+  if (cluster_row.rank == 0 && cluster_row.warp() == 0) {
+    const Draw<false> draw(cluster_row, totals, 0.0f);
     const int64_t token = draw(p.random.draw(request, 0));
     for (int64_t j = lane_id(); j <= n; j += 32) {
       p.tokens[request * (n + 1) + j] = static_cast<int32_t>(j < emitted    ? p.draft_token(request, j)
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(512) chain_kernel(const __grid_constant__ Chai
       add_count(p.emitted, p.wide_emitted, request, emitted);
     }
   }
-  cluster.sync_reads();
+  cluster_row.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

@@ -63,7 +63,7 @@ template <bool kResident>
 struct ClusterRow {
   int n, chunks, first, num_own, rank, size, sums_buffer, maxima_buffer;
   int capacity;  // chunks that fit into a CTA's shared memory
-  int streamed;  // own chunks that do not fit into smem
+  int streamed;  // own chunks that are not resident
   int pass;      // number of passes with a broadcast
   // The sums add only elements >= sum_threshold. -1: they do not come from sum_kept(), but are sums of all
   // elements, or maxima.
@@ -80,19 +80,19 @@ struct ClusterRow {
   static int64_t chunk_bytes(bool maxima) { return maxima ? 16 : 8; }
 
   __device__ static ClusterRow of(int64_t n) {
-    ClusterRow cluster;
-    cluster.n = static_cast<int>(n), cluster.chunks = static_cast<int>(num_chunks(n));
-    cluster.rank = ptx::cluster_rank(), cluster.size = ptx::cluster_size();
-    const int chunks_per_cta = own_chunks(cluster.chunks, cluster.size);
-    cluster.first = min(cluster.rank * chunks_per_cta, cluster.chunks),
-    cluster.num_own = cluster.chunks_of_rank(cluster.rank);
-    cluster.capacity =
-        kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - cluster.chunks * 16) / (kSumChunk * 4) : 0;
-    cluster.streamed = cluster.streamed_of(cluster.num_own);
-    cluster.sums_buffer = cluster.maxima_buffer = cluster.pass = 0, cluster.sum_threshold = -1;
-    cluster.peer_offset =
-        ptx::of_rank(shared_bytes(), min(lane_id() & 15, cluster.size - 1)) - ptx::shared_address(shared_bytes());
-    return cluster;
+    ClusterRow cluster_row;
+    cluster_row.n = static_cast<int>(n), cluster_row.chunks = static_cast<int>(num_chunks(n));
+    cluster_row.rank = ptx::cluster_rank(), cluster_row.size = ptx::cluster_size();
+    const int chunks_per_cta = own_chunks(cluster_row.chunks, cluster_row.size);
+    cluster_row.first = min(cluster_row.rank * chunks_per_cta, cluster_row.chunks),
+    cluster_row.num_own = cluster_row.chunks_of_rank(cluster_row.rank);
+    cluster_row.capacity =
+        kResident ? (ptx::dynamic_shared_bytes() - kSearchWords * 4 - cluster_row.chunks * 16) / (kSumChunk * 4) : 0;
+    cluster_row.streamed = cluster_row.streamed_of(cluster_row.num_own);
+    cluster_row.sums_buffer = cluster_row.maxima_buffer = cluster_row.pass = 0, cluster_row.sum_threshold = -1;
+    cluster_row.peer_offset =
+        ptx::of_rank(shared_bytes(), min(lane_id() & 15, cluster_row.size - 1)) - ptx::shared_address(shared_bytes());
+    return cluster_row;
   }
   __device__ __forceinline__ int chunks_of_rank(int of_rank) const {
     const int chunks_per_cta = own_chunks(chunks, size), from = min(of_rank * chunks_per_cta, chunks);
@@ -233,22 +233,22 @@ struct ClusterRow {
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima() {
     (kResident ? maxima_buffer : sums_buffer) ^= 1, sum_threshold = -1;
-    maxima_to<kNaN>(*this);
+    maxima_pass<kNaN>(*this);
     ++pass;
   }
   // Passes are separate functions, because each needs all registers.
   template <bool kNaN>
-  __device__ __noinline__ static void maxima_to(ClusterRow cluster) {
+  __device__ __noinline__ static void maxima_pass(ClusterRow cluster_row) {
     const Source source = scratch().source;
-    float* to = kResident ? cluster.maxima() : cluster.sums();
-    cluster.begin_pass(cluster.chunks);
-    cluster.for_chunk_pairs([&](Chunk& chunk, int c) { cluster.read(source, chunk, c, -INFINITY); },
-                            [&](Chunk& one, Chunk& other, int c, bool has_other) {
-                              cluster.store(one, c);
-                              if (has_other) cluster.store(other, c + cluster.warps());
-                              cluster.broadcast_pair(to, c, has_other, pair_max<kNaN>(one, other));
-                            });
-    cluster.end_pass();
+    float* to = kResident ? cluster_row.maxima() : cluster_row.sums();
+    cluster_row.begin_pass(cluster_row.chunks);
+    cluster_row.for_chunk_pairs([&](Chunk& chunk, int c) { cluster_row.read(source, chunk, c, -INFINITY); },
+                                [&](Chunk& one, Chunk& other, int c, bool has_other) {
+                                  cluster_row.store(one, c);
+                                  if (has_other) cluster_row.store(other, c + cluster_row.warps());
+                                  cluster_row.broadcast_pair(to, c, has_other, pair_max<kNaN>(one, other));
+                                });
+    cluster_row.end_pass();
   }
 
   // Replace each element by f(x) and sum the chunks. With kRead, elements come from the row. Otherwise they
@@ -258,56 +258,57 @@ struct ClusterRow {
   __device__ __forceinline__ void transform(const F& f, const Z& is_zero) {
     sums_buffer ^= 1, sum_threshold = -1;
     if constexpr (kResident && kMaxima) maxima_buffer ^= 1;
-    transform_to<kMaxima, kRead>(*this, f, is_zero);
+    transform_pass<kMaxima, kRead>(*this, f, is_zero);
     ++pass;
   }
   template <bool kMaxima, bool kRead, typename F, typename Z>
-  __device__ __noinline__ static void transform_to(ClusterRow cluster, F f, Z is_zero) {
+  __device__ __noinline__ static void transform_pass(ClusterRow cluster_row, F f, Z is_zero) {
     const Source source = scratch().source;
-    cluster.begin_pass(kResident && kMaxima ? 2 * cluster.chunks : cluster.chunks);
+    cluster_row.begin_pass(kResident && kMaxima ? 2 * cluster_row.chunks : cluster_row.chunks);
     const auto change = [&](Chunk& chunk, int c) {
-      if ((kRead || cluster.is_resident(c)) && !is_zero(c)) chunk.for_each([&](float& value) { value = f(value); });
-      cluster.store(chunk, c);
+      if ((kRead || cluster_row.is_resident(c)) && !is_zero(c)) chunk.for_each([&](float& value) { value = f(value); });
+      cluster_row.store(chunk, c);
     };
-    cluster.for_chunk_pairs(
+    cluster_row.for_chunk_pairs(
         [&](Chunk& chunk, int c) {
           if (is_zero(c)) {
             chunk.for_each([](float& value) { value = 0; });
           } else if (kRead) {
-            cluster.read(source, chunk, c, 0.0f);
+            cluster_row.read(source, chunk, c, 0.0f);
           } else {
-            cluster.load(chunk, c);
+            cluster_row.load(chunk, c);
           }
         },
         [&](Chunk& one, Chunk& other, int c, bool has_other) {
           change(one, c);
-          if (has_other) change(other, c + cluster.warps());
+          if (has_other) change(other, c + cluster_row.warps());
           if constexpr (kResident && kMaxima)
-            cluster.broadcast_pair(cluster.maxima(), c, has_other, pair_max<true>(one, other));
-          cluster.broadcast_pair(cluster.sums(), c, has_other, pair_sum(one, other, [](float value) { return value; }));
+            cluster_row.broadcast_pair(cluster_row.maxima(), c, has_other, pair_max<true>(one, other));
+          cluster_row.broadcast_pair(cluster_row.sums(), c, has_other,
+                                     pair_sum(one, other, [](float value) { return value; }));
         });
-    cluster.end_pass();
+    cluster_row.end_pass();
   }
 
   // Sum the elements >= t into the other buffer of sums.
-  __device__ __noinline__ static void sum_kept_into(ClusterRow cluster, float t) {
-    const float* maxima = cluster.maxima();
-    cluster.begin_pass(cluster.chunks);
-    cluster.for_chunk_pairs(
+  __device__ __noinline__ static void sum_kept_pass(ClusterRow cluster_row, float t) {
+    const float* maxima = cluster_row.maxima();
+    cluster_row.begin_pass(cluster_row.chunks);
+    cluster_row.for_chunk_pairs(
         [&](Chunk& chunk, int c) {
-          if (!kResident || maxima[c] >= t) return cluster.load(chunk, c);
+          if (!kResident || maxima[c] >= t) return cluster_row.load(chunk, c);
           chunk.for_each([](float& value) { value = 0; });
         },
         [&](const Chunk& one, const Chunk& other, int c, bool has_other) {
-          cluster.broadcast_pair(cluster.sums(), c, has_other,
-                                 pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
+          cluster_row.broadcast_pair(cluster_row.sums(), c, has_other,
+                                     pair_sum(one, other, [t](float value) { return value >= t ? value : 0.0f; }));
         });
-    cluster.end_pass();
+    cluster_row.end_pass();
   }
   __device__ __forceinline__ void sum_kept(float t) {
     if (sum_threshold == t) return;
     sums_buffer ^= 1;
-    sum_kept_into(*this, t);
+    sum_kept_pass(*this, t);
     ++pass, sum_threshold = t;
   }
 
@@ -318,11 +319,11 @@ struct ClusterRow {
     return __reduce_max_sync(kAllLanes, max_bits);
   }
 
-  __device__ __noinline__ static uint64_t fixed_total(ClusterRow cluster, double up) {
+  __device__ __noinline__ static uint64_t fixed_total(ClusterRow cluster_row, double up) {
     const FixedPoint fixed{up, 1.0};
-    const float* sums = cluster.sums();
+    const float* sums = cluster_row.sums();
     uint64_t total = 0;
-    for (int i = lane_id(); i < cluster.chunks; i += 32) total += fixed(sums[i]);
+    for (int i = lane_id(); i < cluster_row.chunks; i += 32) total += fixed(sums[i]);
     return lanes_sum<32>(total);
   }
 

@@ -17,14 +17,14 @@ constexpr int kKeysPerCta = 512;                                 // largest numb
 constexpr int kRankedKeys = 256;  // largest number of keys that are copied and ranked one by one
 
 struct ClusterSmem {
-  GlobalRow cluster;
+  GlobalRow cluster_row;
 
   // Bytes of two arrays of sums, one of maxima, bins, keys and the chunks.
   static int64_t bytes(int64_t own) {
     return (3 * kClusterSmemChunks + kBins + kKeysPerCta + kRankedKeys + own * kSumChunk) * int64_t{4};
   }
   __device__ __forceinline__ float* sums() const {
-    return reinterpret_cast<float*>(shared_bytes()) + cluster.sums_buffer * kClusterSmemChunks;
+    return reinterpret_cast<float*>(shared_bytes()) + cluster_row.sums_buffer * kClusterSmemChunks;
   }
   __device__ __forceinline__ float* maxima() const {
     return reinterpret_cast<float*>(shared_bytes()) + 2 * kClusterSmemChunks;
@@ -35,18 +35,18 @@ struct ClusterSmem {
   __device__ __forceinline__ uint32_t* keys() const { return bins() + kBins; }
   __device__ __forceinline__ uint32_t* ranked_keys() const { return keys() + kKeysPerCta; }
 
-  // Number of the warp's chunk `warp_chunk` in the row.
+  // Return the index in the row of the warp's chunk number `warp_chunk`.
   __device__ __forceinline__ int chunk(int warp_chunk) const {
-    return cluster.first + cluster.warp() + warp_chunk * kClusterSmemWarps;
+    return cluster_row.first + cluster_row.warp() + warp_chunk * kClusterSmemWarps;
   }
   __device__ __forceinline__ bool has(int warp_chunk) const {
-    return cluster.warp() + warp_chunk * kClusterSmemWarps < cluster.num_own;
+    return cluster_row.warp() + warp_chunk * kClusterSmemWarps < cluster_row.num_own;
   }
 
   // Return the thread's part of a chunk in shared memory.
   __device__ __forceinline__ float4* at(int warp_chunk) const {
     float* row = reinterpret_cast<float*>(ranked_keys() + kRankedKeys) +
-                 (cluster.warp() + warp_chunk * kClusterSmemWarps) * kSumChunk;
+                 (cluster_row.warp() + warp_chunk * kClusterSmemWarps) * kSumChunk;
     return reinterpret_cast<float4*>(row + part_start(0));
   }
   __device__ __forceinline__ void store_warp_chunk(const Chunk& x, int warp_chunk) const {
@@ -63,7 +63,7 @@ struct ClusterSmem {
     }
   }
 
-  // Call f(chunk, which) for the warp's chunks.
+  // Call f(chunk, warp_chunk) for the warp's chunks.
   template <typename F>
   __device__ __forceinline__ void for_chunks(const F& f) const {
 #pragma unroll 1
@@ -78,7 +78,7 @@ struct ClusterSmem {
     for_chunks([&](Chunk& x, int) { x.for_each([&](float& value) { f(value); }); });
   }
 
-  // Call f(first, second, which) for pairs of the warp's chunks. A missing second chunk is 0.
+  // Call f(first, second, warp_chunk) for pairs of the warp's chunks. A missing second chunk is 0.
   template <typename F>
   __device__ __forceinline__ void for_chunk_pairs(const F& f) const {
 #pragma unroll 1
@@ -98,7 +98,7 @@ struct ClusterSmem {
     if (has(warp_chunk + 1)) store_warp_chunk(other, warp_chunk + 1);
   }
   __device__ __forceinline__ void broadcast(float* to, int warp_chunk, float value) const {
-    cluster.broadcast_pair(to, chunk(warp_chunk), has(warp_chunk + 1), value);
+    cluster_row.broadcast_pair(to, chunk(warp_chunk), has(warp_chunk + 1), value);
   }
 
   // Read the row from global memory, in the first pass. The first loads are issued before the cluster has
@@ -114,7 +114,7 @@ struct ClusterSmem {
       } else {
         other.for_each([&](float& x) { x = padding; });
       }
-      if (warp_chunk == 0) cluster.wait();
+      if (warp_chunk == 0) cluster_row.wait();
       if (has(warp_chunk)) f(one, other, warp_chunk);
     }
   }
@@ -123,8 +123,8 @@ struct ClusterSmem {
   // Broadcast all sums and, with kMaxima, all maxima.
   template <bool kMaxima, typename Read, typename F>
   __device__ __forceinline__ void transform(const Read& read, const F& change) {
-    cluster.sums_buffer ^= 1, cluster.sum_threshold = -1;
-    cluster.begin_pass(kMaxima ? 2 * cluster.chunks : cluster.chunks);
+    cluster_row.sums_buffer ^= 1, cluster_row.sum_threshold = -1;
+    cluster_row.begin_pass(kMaxima ? 2 * cluster_row.chunks : cluster_row.chunks);
     read([&](Chunk& one, Chunk& other, int warp_chunk) {
       one.for_each([&](float& x) { x = change(x); });
       other.for_each([&](float& x) { x = change(x); });
@@ -132,7 +132,7 @@ struct ClusterSmem {
       if constexpr (kMaxima) broadcast(maxima(), warp_chunk, pair_max<true>(one, other));
       broadcast(sums(), warp_chunk, pair_sum(one, other, [](float x) { return x; }));
     });
-    cluster.end_pass(), ++cluster.pass;
+    cluster_row.end_pass(), ++cluster_row.pass;
   }
   template <bool kMaxima, typename F>
   __device__ __forceinline__ void transform(const F& change) {
@@ -140,21 +140,21 @@ struct ClusterSmem {
   }
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima(const Source& source, float padding) {
-    cluster.begin_pass(cluster.chunks);
+    cluster_row.begin_pass(cluster_row.chunks);
     read(source, padding, [&](Chunk& one, Chunk& other, int warp_chunk) {
       store_pair(one, other, warp_chunk);
       broadcast(maxima(), warp_chunk, pair_max<kNaN>(one, other));
     });
-    cluster.end_pass(), ++cluster.pass;
+    cluster_row.end_pass(), ++cluster_row.pass;
   }
   __device__ __forceinline__ void sum_kept(float t) {
-    if (cluster.sum_threshold == t) return;
-    cluster.sums_buffer ^= 1, cluster.sum_threshold = t;
-    cluster.begin_pass(cluster.chunks);
+    if (cluster_row.sum_threshold == t) return;
+    cluster_row.sums_buffer ^= 1, cluster_row.sum_threshold = t;
+    cluster_row.begin_pass(cluster_row.chunks);
     for_chunk_pairs([&](const Chunk& one, const Chunk& other, int warp_chunk) {
       broadcast(sums(), warp_chunk, pair_sum(one, other, [t](float x) { return x >= t ? x : 0.0f; }));
     });
-    cluster.end_pass(), ++cluster.pass;
+    cluster_row.end_pass(), ++cluster_row.pass;
   }
 
   // Add the sums of all chunks, one per thread.
@@ -162,9 +162,9 @@ struct ClusterSmem {
     __shared__ uint64_t parts[kClusterSmemWarps];
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     const int c = threadIdx.x;
-    const uint64_t own = lanes_sum<32>(valid && c < cluster.chunks ? fixed(sums()[c]) : 0);
+    const uint64_t own = lanes_sum<32>(valid && c < cluster_row.chunks ? fixed(sums()[c]) : 0);
     __syncthreads();  // parts are no longer read
-    if (lane_id() == 0) parts[cluster.warp()] = own;
+    if (lane_id() == 0) parts[cluster_row.warp()] = own;
     __syncthreads();
     uint64_t total = 0;
 #pragma unroll
@@ -172,14 +172,14 @@ struct ClusterSmem {
     return {fixed, total, valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
-    return fixed_total(fixed, cluster.largest_bits(sums(), cluster.chunks));
+    return fixed_total(fixed, cluster_row.largest_bits(sums(), cluster_row.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t max_bits = cluster.largest_bits(sums(), cluster.chunks);
+    const uint32_t max_bits = cluster_row.largest_bits(sums(), cluster_row.chunks);
     return fixed_total(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
   __device__ __forceinline__ float largest() const {
-    return __uint_as_float(cluster.largest_bits(maxima(), cluster.chunks));
+    return __uint_as_float(cluster_row.largest_bits(maxima(), cluster_row.chunks));
   }
 };
 

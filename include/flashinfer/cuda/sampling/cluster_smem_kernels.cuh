@@ -1,4 +1,4 @@
-// Kernels for rows that a cluster holds; counterparts of those in rows.cuh and top_k.cuh.
+// Kernels for rows in the smem of a cluster: counterparts of those in rows.cuh and top_k.cuh.
 #pragma once
 
 #include <flashinfer/cuda/sampling/cluster_smem_rows.cuh>
@@ -7,8 +7,8 @@ namespace flashinfer::cuda {
 
 __device__ __forceinline__ ClusterSmemRow start_cluster_smem(int64_t n) {
   ClusterSmemRow x;
-  x.cluster = GlobalRow::of(n);
-  x.cluster.arrive();
+  x.cluster_row = GlobalRow::of(n);
+  x.cluster_row.arrive();
   wait_for_inputs();
   launch_dependents();
   return x;
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
     totals = x.totals();
   } else {
     x.read_maxima<true>(source, -INFINITY);
-    const float top = largest_of(x.maxima(), x.cluster.chunks);
+    const float top = largest_of(x.maxima(), x.cluster_row.chunks);
     if (top == top) {
       float least = -INFINITY;
       if (p.top_k_first && f.top_k.on) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
   }
   t = x.filter(f, p.top_k_first && !p.is_logits, p.input.dtype, totals);
   x.draw(p, row, totals, t);
-  x.cluster.sync_reads();  // other CTAs may read this CTA's bins
+  x.cluster_row.sync_reads();  // other CTAs may read this CTA's bins
 }
 
 // softmax, renormalised rows and masked logits.
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
     float least = -INFINITY;
     if (top_k.on) {
       uint32_t max_key = 0;
-      for (int c = lane_id(); c < x.cluster.chunks; c += 32) max_key = max(max_key, Signed::key(x.maxima()[c]));
+      for (int c = lane_id(); c < x.cluster_row.chunks; c += 32) max_key = max(max_key, Signed::key(x.maxima()[c]));
       least = Signed::real(x.top_k_key<Signed>(__reduce_max_sync(kAllLanes, max_key), top_k.k));
     }
     write(p.input.dtype, [&](float value) { return value < least ? -INFINITY : value; });
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
     if (p.map == RowMap::kSoftmax) {
       dtype = DType::kFloat32;
       x.read_maxima<true>(source, -INFINITY);
-      const float top = largest_of(x.maxima(), x.cluster.chunks);
+      const float top = largest_of(x.maxima(), x.cluster_row.chunks);
       if (top == top) {
         x.transform<false>(Exponential{-INFINITY, top, exponent_scale(p.parameter.get_real(row, row))});
         totals = x.totals();
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
       x.transform<true>([&](const auto& work) { x.read(source, 0.0f, work); },
                         [](float value) { return max_nan(value, 0.0f); });
       totals = x.totals();
-      if (f.valid() && x.cluster.largest_bits(x.sums(), x.cluster.chunks) == 0) otherwise = 0;
+      if (f.valid() && x.cluster_row.largest_bits(x.sums(), x.cluster_row.chunks) == 0) otherwise = 0;
       t = x.filter(f, false, dtype, totals);
     }
     if (totals.valid) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kClusterSmemThreads, kClusterSmemBlocks)
       write(dtype, [&](float) { return otherwise; });
     }
   }
-  x.cluster.sync_reads();
+  x.cluster_row.sync_reads();
 }
 
 }  // namespace flashinfer::cuda

@@ -1,4 +1,4 @@
-// Filters of and draws from rows that a cluster holds; counterpart of rows.cuh.
+// Filters and draws for rows in the smem of a cluster: the counterpart of rows.cuh.
 #pragma once
 
 #include <flashinfer/cuda/sampling/cluster_smem_threshold.cuh>
@@ -15,11 +15,11 @@ struct Exponential {
 };
 
 struct ClusterSmemRow : ClusterSmemSearch {
-  // Apply the filters and return the threshold, as apply() in rows.cuh.
-  __device__ __forceinline__ float filter(const Filters& f, bool top_k_first, DType dtype, Totals& row) {
+  // Apply the filters and return the threshold, as apply_filters() in rows.cuh.
+  __device__ __forceinline__ float filter(const Filters& f, bool top_k_first, DType dtype, Totals& row_totals) {
     float t = 0;
-    if (!row.valid || !f.valid()) {
-      row.valid = false;
+    if (!row_totals.valid || !f.valid()) {
+      row_totals.valid = false;
       return t;
     }
     if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
@@ -29,16 +29,16 @@ struct ClusterSmemRow : ClusterSmemSearch {
     if (f.has_top_p) {
       if (f.top_k.on && top_k_first) {
         sum_kept(t);
-        const Normalizer by = Normalizer::of(totals(row.fixed).real());
+        const Normalizer by = Normalizer::of(totals(row_totals.fixed).real());
         transform<true>([&](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; });
-        row = totals();
+        row_totals = totals();
         maximum = largest(), t = 0;
       }
-      t = fmaxf(t, top_p(f.top_p, row, maximum));
+      t = fmaxf(t, top_p(f.top_p, row_totals, maximum));
     }
     sum_kept(t);
-    const Totals kept = totals(row.fixed);
-    row.total = kept.total, row.valid = kept.valid;
+    const Totals kept = totals(row_totals.fixed);
+    row_totals.total = kept.total, row_totals.valid = kept.valid;
     return t;
   }
 
@@ -46,8 +46,8 @@ struct ClusterSmemRow : ClusterSmemSearch {
   // stores both to Scratch.
   __device__ __forceinline__ void choose_chunk(const SampleParams& p, int64_t output, const Totals& totals) const {
     const float* of_chunks = sums();
-    const int per_lane = (cluster.chunks + 31) / 32, from = lane_id() * per_lane,
-              to = min(from + per_lane, cluster.chunks);
+    const int per_lane = (cluster_row.chunks + 31) / 32, from = lane_id() * per_lane,
+              to = min(from + per_lane, cluster_row.chunks);
     uint64_t own = 0;
     for (int c = from; c < to; ++c) own += totals.fixed(of_chunks[c]);
     const uint64_t end = warp_inclusive_sum(own);
@@ -65,10 +65,10 @@ struct ClusterSmemRow : ClusterSmemSearch {
   // draws.
   __device__ __forceinline__ void draw(const SampleParams& p, int64_t output, const Totals& totals, float t) const {
     if (!totals.valid) {
-      if (cluster.rank == 0 && threadIdx.x == 0) write_sample(p, output, 0, false);
+      if (cluster_row.rank == 0 && threadIdx.x == 0) write_sample(p, output, 0, false);
       return;
     }
-    if (cluster.warp() == 0) choose_chunk(p, output, totals);
+    if (cluster_row.warp() == 0) choose_chunk(p, output, totals);
     __syncthreads();
     const int c = scratch().found_position;
     for_chunks([&](const Chunk& x, int warp_chunk) {
@@ -80,7 +80,7 @@ struct ClusterSmemRow : ClusterSmemSearch {
   template <typename F>
   __device__ __forceinline__ void draw_from(const Source& source, float padding, const SampleParams& p, int64_t output,
                                             const Totals& totals, float t, const F& change) const {
-    if (cluster.warp() != 0) return;
+    if (cluster_row.warp() != 0) return;
     if (!totals.valid) {
       if (lane_id() == 0) write_sample(p, output, 0, false);
       return;
@@ -95,7 +95,7 @@ struct ClusterSmemRow : ClusterSmemSearch {
 
   __device__ __forceinline__ void find_in_chunk(const Chunk& x, int c, uint64_t share, const SampleParams& p,
                                                 int64_t output, const Totals& totals, float t) const {
-    const int count = min(cluster.remaining(c), kSumChunk);
+    const int count = min(cluster_row.remaining(c), kSumChunk);
     const auto is_kept = [&](float value, int index) { return value > 0 && value >= t && index < count; };
     int token = -1, last = -1, part = -1;
     uint64_t own[4] = {}, ends[4], start = 0, before = 0;

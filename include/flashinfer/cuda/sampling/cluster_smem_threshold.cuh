@@ -1,7 +1,7 @@
 // Thresholds of rows in the smem of a cluster, by the algorithm of threshold.cuh.
 //
-// The memory of the bins has these areas: two histograms used alternately, the keys that a
-// CTA finds, and a copy of the keys of all CTAs. All CTAs synchronise once between a read of an area and its
+// The memory of the bins has these areas: two histograms used alternately, the keys that a CTA finds, and a
+// copy of the keys of all CTAs. All CTAs synchronise once between a read of an area and its
 // next write.
 #pragma once
 
@@ -17,16 +17,16 @@ struct Gathered {
 };
 
 struct ClusterSmemSearch : ClusterSmem {
-  // Sum the bins over all CTAs. A thread has kBinsPerThread words, from the top bin down.
+  // Sum the bins over all CTAs. A thread receives kBinsPerThread sums, from the top bin down.
   static constexpr int kBinsPerThread = kBins / 256;
   __device__ __forceinline__ void merge_bins(uint32_t (&words)[kBinsPerThread]) const {
-    cluster.sync();
+    cluster_row.sync();
 #pragma unroll
     for (uint32_t& word : words) word = 0;
     if (threadIdx.x >= kBins / kBinsPerThread) return;
     const uint32_t* own = bins() + kBins - 4 - 4 * threadIdx.x;
 #pragma unroll 4
-    for (int r = 0; r < cluster.size; ++r) {
+    for (int r = 0; r < cluster_row.size; ++r) {
       const uint4 part = ptx::load4_of_rank(ptx::of_rank(own, r));
       words[0] += part.w, words[1] += part.z, words[2] += part.y, words[3] += part.x;
     }
@@ -64,21 +64,21 @@ struct ClusterSmemSearch : ClusterSmem {
       for (int i = 0; i < 16; ++i)
         if (found >> i & 1) *to++ = Key::key(x.at[i / 4][i % 4]);
     });
-    cluster.sync();
+    cluster_row.sync();
     const int lane = lane_id();
-    const uint32_t count = lane < cluster.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
+    const uint32_t count = lane < cluster_row.size ? ptx::load_of_rank(ptx::of_rank(&scratch().counter, lane)) : 0;
     return {!__any_sync(kAllLanes, count > kKeysPerCta), __reduce_add_sync(kAllLanes, count), count};
   }
 
   // Call f(key, index) for all gathered keys. The keys of a CTA are distributed over some of the warps.
   template <typename F>
   __device__ __forceinline__ void for_keys(const Gathered& all, const F& f) const {
-    const int parts = kClusterSmemWarps / cluster.size, r = cluster.warp() / parts, lane = lane_id();
-    if (r >= cluster.size) return;
+    const int parts = kClusterSmemWarps / cluster_row.size, r = cluster_row.warp() / parts, lane = lane_id();
+    if (r >= cluster_row.size) return;
     const uint32_t base = __reduce_add_sync(kAllLanes, lane < r ? all.count : 0),
                    n = __shfl_sync(kAllLanes, all.count, r);
     const uint32_t from = ptx::of_rank(keys(), r);
-    for (uint32_t i = (cluster.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
+    for (uint32_t i = (cluster_row.warp() - r * parts) * 32 + lane; i < n; i += parts * 32)
       f(ptx::load_of_rank(from + 4 * i), base + i);
   }
 
@@ -114,8 +114,8 @@ struct ClusterSmemSearch : ClusterSmem {
       clear(words, kBySum ? 2 * kLocalBins : kLocalBins);
       for_keys(all, [&](uint32_t key, uint32_t) {
         if (!split.holds(key)) return;
-        if constexpr (kBySum) weights.add(words + 2 * split.of(key), __uint_as_float(key));
-        if constexpr (!kBySum) atomicAdd(words + split.of(key), 1u);
+        if constexpr (kBySum) weights.add(words + 2 * split.bin_of(key), __uint_as_float(key));
+        if constexpr (!kBySum) atomicAdd(words + split.bin_of(key), 1u);
       });
       __syncthreads();
       uint64_t values[kLocalBinsPerThread];
@@ -152,8 +152,8 @@ struct ClusterSmemSearch : ClusterSmem {
       for_each([&](float x) {
         const uint32_t key = Key::key(x);
         if (!split.holds(key)) return;
-        if constexpr (kBySum) weights.add(words + 2 * split.of(key), x);
-        if constexpr (!kBySum) atomicAdd(words + split.of(key), 1u);
+        if constexpr (kBySum) weights.add(words + 2 * split.bin_of(key), x);
+        if constexpr (!kBySum) atomicAdd(words + split.bin_of(key), 1u);
       });
       const FoundBin found = find_in<kBySum>(need, weights);
       need = need > found.above ? need - found.above : 1;
@@ -183,21 +183,22 @@ struct ClusterSmemSearch : ClusterSmem {
   template <typename Key>
   __device__ __forceinline__ uint32_t top_k_key(uint32_t max_key, uint64_t k) {
     static_assert(kClusterSmemThreads >= kClusterSmemChunks);
-    if (2 * k <= static_cast<uint64_t>(cluster.chunks)) {  // at least k chunks have an element that reaches the bound
-      const uint32_t own = threadIdx.x < cluster.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
+    if (2 * k <=
+        static_cast<uint64_t>(cluster_row.chunks)) {  // at least k chunks have an element that reaches the bound
+      const uint32_t own = threadIdx.x < cluster_row.chunks ? Key::key(maxima()[threadIdx.x]) : 0;
       return resolve<Key, false>(lower_bound_of_kth(own, static_cast<uint32_t>(k)), max_key, k, {}).key;
     }
     const Octaves octaves = Octaves::up_to(max_key);
     uint32_t* words = bins();
     clear(words, kBins);
     // At least k threads have an element that reaches the k-th largest of the threads' maxima.
-    const bool few = k <= 4 * static_cast<uint64_t>(cluster.chunks);
+    const bool few = k <= 4 * static_cast<uint64_t>(cluster_row.chunks);
     if (few) {
       uint32_t largest = 0;
       for_each([&](float x) { largest = max(largest, Key::key(x)); });
-      atomicAdd(words + octaves.of(largest), 1u);
+      atomicAdd(words + octaves.bin_of(largest), 1u);
     } else {
-      for_each([&](float x) { atomicAdd(words + octaves.of(Key::key(x)), 1u); });
+      for_each([&](float x) { atomicAdd(words + octaves.bin_of(Key::key(x)), 1u); });
     }
     const FoundBin found = find_in<false>(k, {});
     const uint32_t bin = kBins - 1 - found.position;
@@ -209,13 +210,13 @@ struct ClusterSmemSearch : ClusterSmem {
   }
 
   // Return the threshold of top-p, as top_p_threshold() in threshold.cuh.
-  __device__ __forceinline__ float top_p(double p, const Totals& row, float largest) {
+  __device__ __forceinline__ float top_p(double p, const Totals& row_totals, float largest) {
     if (!(p > 0)) return largest;
     const uint32_t max_key = __float_as_uint(largest);
     const Octaves octaves = Octaves::up_to(max_key);
-    const double mass = row.real(), target = p * mass;
-    const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / cluster.n) * 0.999f);
-    const uint64_t share = static_cast<uint64_t>(p * 0x1p30);
+    const double mass = row_totals.real(), target = p * mass;
+    const uint32_t least = __float_as_uint(static_cast<float>((1 - p) * mass / cluster_row.n) * 0.999f);
+    const uint64_t needed_weight = static_cast<uint64_t>(p * 0x1p30);
     uint32_t* words = bins();
     clear(words, kBins);
     {
@@ -223,18 +224,19 @@ struct ClusterSmemSearch : ClusterSmem {
       for_each([&](float x) {
         const uint32_t key = __float_as_uint(x);
         if (key < least) return;
-        atomicAdd(words + octaves.of(key), share_weight(x, by));
+        atomicAdd(words + octaves.bin_of(key), share_weight(x, by));
       });
     }
-    const FoundBin found = find_in<false>(share, {});
+    const FoundBin found = find_in<false>(needed_weight, {});
     const uint32_t bin = kBins - 1 - found.position, low = octaves.low(bin), high = min(octaves.high(bin), max_key);
-    const Weights weights = Weights::of(high, cluster.n);
+    const Weights weights = Weights::of(high, cluster_row.n);
     const auto kept = [&](uint32_t key) {
       sum_kept(__uint_as_float(key));
-      return totals(row.fixed).real();
+      return totals(row_totals.fixed).real();
     };
     const auto find_key = [&](uint64_t need) { return resolve<Unsigned, true>(low, high, need, weights); };
-    return exact_threshold(weights, share, found.above, mass, high, max_key, target, row.fixed, find_key, kept);
+    return exact_threshold(weights, needed_weight, found.above, mass, high, max_key, target, row_totals.fixed, find_key,
+                           kept);
   }
 };
 

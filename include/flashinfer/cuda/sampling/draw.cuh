@@ -1,4 +1,4 @@
-// Draws from a row with chunk sums: a warp finds the chunk by sums, then the element in it.
+// Draws from a row with chunk sums: a warp finds the chunk by its sum, then the element in it.
 #pragma once
 
 #include <flashinfer/cuda/sampling/cluster_row.cuh>
@@ -8,7 +8,7 @@ namespace flashinfer::cuda {
 // Draws from a chunk of a row.
 template <bool kResident>
 struct ChunkDraw {
-  ClusterRow<kResident> cluster;
+  ClusterRow<kResident> cluster_row;
   Totals totals;
   float threshold;
 
@@ -17,11 +17,11 @@ struct ChunkDraw {
   // Read a lane's kEach elements of chunk c.
   __device__ __forceinline__ void read(int c, float (&x)[kElementsPerLane]) const {
     const int from = lane_id() * kElementsPerLane;
-    const int chunks_per_cta = ClusterRow<kResident>::own_chunks(cluster.chunks, cluster.size),
+    const int chunks_per_cta = ClusterRow<kResident>::own_chunks(cluster_row.chunks, cluster_row.size),
               owner = c / chunks_per_cta;
-    const int resident_index = c - owner * chunks_per_cta - cluster.streamed_of(cluster.chunks_of_rank(owner));
+    const int resident_index = c - owner * chunks_per_cta - cluster_row.streamed_of(cluster_row.chunks_of_rank(owner));
     if (kResident && resident_index >= 0) {
-      const uint32_t at = ptx::of_rank(cluster.x() + resident_index * kSumChunk + from, owner);
+      const uint32_t at = ptx::of_rank(cluster_row.x() + resident_index * kSumChunk + from, owner);
 #pragma unroll
       for (int i = 0; i < kElementsPerLane; i += 4) {
         const uint4 four = ptx::load4_of_rank(at + 4 * i);
@@ -45,7 +45,7 @@ struct ChunkDraw {
   // Return the first element of chunk c whose running sum passes `share`. If there is none because of
   // rounding, return the last kept element.
   __device__ int64_t find_in_chunk(int c, uint64_t share) const {
-    const int from = lane_id() * kElementsPerLane, count = min(cluster.remaining(c), kSumChunk);
+    const int from = lane_id() * kElementsPerLane, count = min(cluster_row.remaining(c), kSumChunk);
     float x[kElementsPerLane];
     read(c, x);
     uint64_t sums[kElementsPerLane], own = 0;
@@ -69,14 +69,14 @@ struct ChunkDraw {
 // Draws by a running sum over chunks. Lane l holds the sum of `per_lane` chunks from l * per_lane on.
 template <bool kResident>
 struct Draw : ChunkDraw<kResident> {
-  using ChunkDraw<kResident>::cluster, ChunkDraw<kResident>::totals;
+  using ChunkDraw<kResident>::cluster_row, ChunkDraw<kResident>::totals;
   int per_lane;
   uint64_t start, end;
 
-  __device__ Draw(const ClusterRow<kResident>& cluster, const Totals& of_kept, float t)
-      : ChunkDraw<kResident>{cluster, of_kept, t}, per_lane((cluster.chunks + 31) / 32) {
-    const float* sums = cluster.sums();
-    const int from = lane_id() * per_lane, to = min(from + per_lane, cluster.chunks);
+  __device__ Draw(const ClusterRow<kResident>& cluster_row, const Totals& of_kept, float t)
+      : ChunkDraw<kResident>{cluster_row, of_kept, t}, per_lane((cluster_row.chunks + 31) / 32) {
+    const float* sums = cluster_row.sums();
+    const int from = lane_id() * per_lane, to = min(from + per_lane, cluster_row.chunks);
     uint64_t own = 0;
     for (int c = from; c < to; ++c) own += totals.fixed(sums[c]);
     end = warp_inclusive_sum(own);
@@ -86,7 +86,7 @@ struct Draw : ChunkDraw<kResident> {
   // Draw one element by one uniform number. All lanes of a warp call this.
   __device__ int64_t operator()(uint64_t uniform) const {
     if (!totals.valid) return 0;
-    const float* sums = cluster.sums();
+    const float* sums = cluster_row.sums();
     uint64_t share = share_of(uniform, totals.total);
     int c = 0;
     const bool holds = start <= share && share < end;

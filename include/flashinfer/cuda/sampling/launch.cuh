@@ -75,7 +75,8 @@ inline Shape cluster_smem_shape(int64_t vocab_size) {
   return {size, kClusterSmemThreads, ClusterSmem::bytes(ResidentRow::own_chunks(chunks, size)), false};
 }
 
-// Shape for rows that persistent CTAs stream (stream.cuh), at least one row per SM. Zero bytes: not served.
+// Shape for rows that persistent CTAs stream (stream.cuh), at least one row per SM. `bytes` is 0 if it does
+// not serve the call.
 inline Shape stream_shape(int64_t rows, int64_t vocab_size, int device) {
   const int64_t bytes = PipelinedRow::bytes();
   const bool serves =
@@ -95,15 +96,15 @@ void launch_rows(const Shape& shape, int64_t clusters, const Launch& where, cons
                           where, args...);
 }
 
-// Split of outputs among clusters, for calls with indices of rows. In a cluster, outputs of the same row
-// share its load.
-struct Groups {
-  int64_t outputs, count;
+// Split of outputs among clusters. In a call with indices of rows, a cluster has several outputs. Adjacent
+// outputs of the same row share its load.
+struct OutputSplit {
+  int64_t outputs_per_cluster, clusters;
 
-  static Groups of(const SampleParams& p, const Shape& shape, int per_sm, int device) {
+  static OutputSplit of(const SampleParams& p, const Shape& shape, int per_sm, int device) {
     const int64_t max_ctas = device_info(device).num_sms * per_sm / shape.size;
-    const int64_t each = p.indices.data && p.num_outputs > max_ctas ? (p.num_outputs + max_ctas - 1) / max_ctas : 1;
-    return {each, (p.num_outputs + each - 1) / each};
+    const int64_t outputs = p.indices.data && p.num_outputs > max_ctas ? (p.num_outputs + max_ctas - 1) / max_ctas : 1;
+    return {outputs, (p.num_outputs + outputs - 1) / outputs};
   }
 };
 
@@ -119,7 +120,7 @@ void launch_samples(const SampleParams& p, const Launch& where);
 void launch_maps(const MapRowsParams& p, const Launch& where);
 void launch_masks(const MapRowsParams& p, const Launch& where);
 void launch_top_k(const TopKParams& p, const Launch& where);
-void launch_streamed_samples(const SampleParams& p, const Shape& shape, const Groups& groups, const Launch& where);
+void launch_streamed_samples(const SampleParams& p, const Shape& shape, const OutputSplit& split, const Launch& where);
 void launch_streamed_maps(const MapRowsParams& p, const Shape& shape, const Launch& where);
 
 }  // namespace flashinfer::cuda

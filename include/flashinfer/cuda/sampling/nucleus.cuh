@@ -39,7 +39,7 @@ struct NucleusRow : NucleusSample {
       clear(words, kBins);
       for_collected(count, [&](float x) {
         const uint32_t key = __float_as_uint(x);
-        if (split.holds(key)) atomicAdd(words + split.of(key), weights(x));
+        if (split.holds(key)) atomicAdd(words + split.bin_of(key), weights(x));
       });
       __syncthreads();
       const int bin = kBins - 1 - 2 * static_cast<int>(threadIdx.x);
@@ -91,14 +91,14 @@ struct NucleusRow : NucleusSample {
   // sums are those of the kept elements.
   __device__ __forceinline__ Resolved resolve(const Interval& interval, double target, FixedPoint fixed) {
     const uint32_t count = scratch().counter;
-    const double above = fixed.real(sum_of(cluster.n, 0, 0, fixed));
+    const double above = fixed.real(sum_of(cluster_row.n, 0, 0, fixed));
     if (above >= target) return {Outcome::kAbove, 0, 0, above};
     if (count > kCollectedGroups) return {Outcome::kTooMany, 0, 0, above};
     const uint32_t least = __float_as_uint(interval.low);
     const uint32_t max_key =
         interval.high < INFINITY ? __float_as_uint(interval.high) - 1 : largest_collected(count, interval.high);
     if (max_key < least) return {Outcome::kBelow, 0, 0, above};
-    const auto sum_at = [&](uint32_t key) { return sum_of(cluster.n, count, __uint_as_float(key), fixed); };
+    const auto sum_at = [&](uint32_t key) { return sum_of(cluster_row.n, count, __uint_as_float(key), fixed); };
     const auto found = [&](uint32_t key, uint64_t kept) {
       return Resolved{Outcome::kFound, __uint_as_float(key), kept, 0};
     };
@@ -111,7 +111,7 @@ struct NucleusRow : NucleusSample {
       // Weights are rounded relative to the largest key, so a step that lowers `high` makes later weights
       // more exact. Every fourth step bisects, because rounded weights may choose badly for many steps.
       Candidate candidate{low + (high - low) / 2, 0};
-      if (iteration % 4 != 0) candidate = search_of(cluster.n, count, low, high - 1, target - beyond);
+      if (iteration % 4 != 0) candidate = search_of(cluster_row.n, count, low, high - 1, target - beyond);
       // If all weights are 0, search() may end in an empty bin and return a key outside of [low, high).
       candidate.key = min(max(candidate.key, low), high - 1);
       const uint64_t kept = sum_at(candidate.key);
@@ -155,7 +155,7 @@ struct NucleusRow : NucleusSample {
     if (bounds.has_one_key()) return {INFINITY, __uint_as_float(bounds.low)};
     constexpr int kCount = kSampleBins / 2;
     Bins<kCount> split(bounds.low, bounds.high - 1);
-    const Weights weights = Weights::of(bounds.high - 1, x.cluster.n);
+    const Weights weights = Weights::of(bounds.high - 1, x.cluster_row.n);
     uint32_t* words = x.sample();
     __syncthreads();
     clear(words, kSampleBins);
@@ -166,7 +166,7 @@ struct NucleusRow : NucleusSample {
       for (Chunk& chunk : pair) {
         chunk.for_each([&](float& value) {
           const uint32_t key = __float_as_uint(value);
-          if (split.holds(key)) weights.add(words + 2 * split.of(key), value);
+          if (split.holds(key)) weights.add(words + 2 * split.bin_of(key), value);
         });
       }
     }
@@ -199,34 +199,35 @@ struct NucleusRow : NucleusSample {
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
     const NucleusState& k = nucleus_state();
-    const double scale = kSampleElements / (x.cluster.n * k.sample * 0x1p-30);
+    const double scale = kSampleElements / (x.cluster_row.n * k.sample * 0x1p-30);
     const double need = (outcome == Outcome::kBelow ? k.from_low : k.from_high) + (k.target - sum) * scale;
     return x.around(static_cast<uint32_t>(fmin(fmax(need, 1.0), 0x1p30)),
-                    outcome == Outcome::kTooMany ? kTargetElements / 3 : kTargetElements, x.least(k.p, k.row.real()));
+                    outcome == Outcome::kTooMany ? kTargetElements / 3 : kTargetElements,
+                    x.least(k.p, k.row_totals.real()));
   }
 
   // Return the result of a read. If it is kFound, the row's sums are sums of the elements >= the threshold.
   __device__ __noinline__ static Resolved resolve_of(int n, Interval interval) {
     NucleusRow x(n);
     if (interval.low == INFINITY) {
-      const uint64_t kept = sum_of(n, 0, 0, nucleus_state().row.fixed);
-      const double sum = nucleus_state().row.fixed.real(kept);
+      const uint64_t kept = sum_of(n, 0, 0, nucleus_state().row_totals.fixed);
+      const double sum = nucleus_state().row_totals.fixed.real(kept);
       return {sum >= nucleus_state().target ? Outcome::kFound : Outcome::kBelow, interval.high, kept, sum};
     }
-    return x.resolve(interval, nucleus_state().target, nucleus_state().row.fixed);
+    return x.resolve(interval, nucleus_state().target, nucleus_state().row_totals.fixed);
   }
 
   // Return the threshold, set `row` to the total of kept elements, and leave their sums in shared memory.
   // Prefetch part of the next row to the L2 cache. With kReread, the caller rereads the row.
   template <bool kReread, typename T>
-  __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row) {
+  __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row_totals) {
     Chunk even[2], odd[2];
     load<kReread>(even, source, 0), load<kReread>(odd, source, 1);
     Interval interval{INFINITY, 0};
     if (threadIdx.x == 0) nucleus_state().p = p;
     if (!(p >= 1)) {
       weigh_sample(even);
-      interval = first_interval(cluster.n);
+      interval = first_interval(cluster_row.n);
     }
     for (bool is_first = true;; is_first = false) {
       pass<kReread>(even, odd, source, interval);
@@ -237,25 +238,26 @@ struct NucleusRow : NucleusSample {
         all.valid = all.valid && target_share == target_share;
         if (!all.valid || target_share >= 1) {
           __syncthreads();  // another thread may change nucleus_state() next
-          row = all;
+          row_totals = all;
           return 0;
         }
         if (threadIdx.x == 0) {
-          nucleus_state().row = all, nucleus_state().target = fmax(target_share, 1e-30) * all.real();  // not 0
+          nucleus_state().row_totals = all, nucleus_state().target = fmax(target_share, 1e-30) * all.real();  // not 0
           nucleus_state().bounds = Bounds::all(all.fixed);
         }
         __syncthreads();
       }
-      const Resolved result = resolve_of(cluster.n, interval);
+      const Resolved result = resolve_of(cluster_row.n, interval);
       if (result.outcome == Outcome::kFound) {
-        row = nucleus_state().row;
-        row.total = result.kept;
+        row_totals = nucleus_state().row_totals;
+        row_totals.total = result.kept;
         return result.t;
       }
       if (threadIdx.x == 0) nucleus_state().bounds.update(interval, result);
       __syncthreads();
       const bool again = is_first && nucleus_state().sample > 0 && !nucleus_state().bounds.has_one_key();
-      interval = again ? second_interval(cluster.n, result.outcome, result.sum) : narrow_by_bins(cluster.n, source);
+      interval =
+          again ? second_interval(cluster_row.n, result.outcome, result.sum) : narrow_by_bins(cluster_row.n, source);
       load<kReread>(even, source, 0), load<kReread>(odd, source, 1);
     }
   }

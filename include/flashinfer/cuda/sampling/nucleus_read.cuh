@@ -32,11 +32,11 @@ struct NucleusRead : ClusterSmemRow {
 
   // Functions construct it again instead of taking it as an argument, because it has few members.
   __device__ __forceinline__ explicit NucleusRead(int n) {
-    cluster = GlobalRow{};
-    cluster.n = n, cluster.chunks = cluster.num_own = static_cast<int>(num_chunks(n)), cluster.size = 1;
-    const int pairs = (cluster.chunks + 1) / 2;
-    first_pair = cluster.warp() * pairs / kNucleusWarps;
-    own_pairs = (cluster.warp() + 1) * pairs / kNucleusWarps - first_pair;
+    cluster_row = GlobalRow{};
+    cluster_row.n = n, cluster_row.chunks = cluster_row.num_own = static_cast<int>(num_chunks(n)), cluster_row.size = 1;
+    const int pairs = (cluster_row.chunks + 1) / 2;
+    first_pair = cluster_row.warp() * pairs / kNucleusWarps;
+    own_pairs = (cluster_row.warp() + 1) * pairs / kNucleusWarps - first_pair;
   }
 
   __device__ __forceinline__ uint32_t* sample() const { return bins() + kBins; }
@@ -61,7 +61,7 @@ struct NucleusRead : ClusterSmemRow {
   template <bool kReread, typename T>
   __device__ __forceinline__ void load(Chunk (&pair)[2], const T* source, int at) const {
     if (at < 0 || at >= own_pairs) return;
-    const int c = chunk_of(at), left = cluster.remaining(c);
+    const int c = chunk_of(at), left = cluster_row.remaining(c);
     const T* from = source + c * kSumChunk + part_start(0);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -75,24 +75,24 @@ struct NucleusRead : ClusterSmemRow {
     constexpr int kLine = 128 / sizeof(T);
     if (source == nullptr || pair < 0 || pair >= own_pairs || lane_id() * kLine >= 2 * kSumChunk) return;
     const int at = chunk_of(pair) * kSumChunk + lane_id() * kLine;
-    if (at < cluster.n) ptx::prefetch_l2(source + at);
+    if (at < cluster_row.n) ptx::prefetch_l2(source + at);
   }
 
-  __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
+  __device__ __forceinline__ void store_sums(float* to, int pair, float value) const {
     const int c = chunk_of(pair) + (lane_id() >> 4);
-    if ((lane_id() & 15) == 0 && c < cluster.chunks) to[c] = value;
+    if ((lane_id() & 15) == 0 && c < cluster_row.chunks) to[c] = value;
   }
   __device__ __forceinline__ Totals fixed_total(FixedPoint fixed, uint32_t max_bits) const {
     const bool valid = max_bits != 0 && max_bits <= 0x7f7fffffu;
     uint64_t total = 0;
-    for (int c = lane_id(); valid && c < cluster.chunks; c += 32) total += fixed(sums()[c]);
+    for (int c = lane_id(); valid && c < cluster_row.chunks; c += 32) total += fixed(sums()[c]);
     return {fixed, lanes_sum<32>(total), valid};
   }
   __device__ __forceinline__ Totals totals(FixedPoint fixed) const {
-    return fixed_total(fixed, cluster.largest_bits(sums(), cluster.chunks));
+    return fixed_total(fixed, cluster_row.largest_bits(sums(), cluster_row.chunks));
   }
   __device__ __forceinline__ Totals totals() const {
-    const uint32_t max_bits = cluster.largest_bits(sums(), cluster.chunks);
+    const uint32_t max_bits = cluster_row.largest_bits(sums(), cluster_row.chunks);
     return fixed_total(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
 
@@ -123,7 +123,7 @@ struct NucleusRead : ClusterSmemRow {
       // Every group has an entry, also those after the row's end.
       *reinterpret_cast<float4*>(to + which * (kSumChunk / 4)) = make_float4(above[0], above[1], above[2], above[3]);
     }
-    put_sums(sums(), pair, pair_sum(chunks[0], chunks[1], [](float x) { return x; }));
+    store_sums(sums(), pair, pair_sum(chunks[0], chunks[1], [](float x) { return x; }));
     if (!__any_sync(kAllLanes, found)) return;
     const uint32_t own = __popc(found), end = ptx::warp_inclusive_sum(own), all = __shfl_sync(kAllLanes, end, 31);
     uint32_t base = 0;
@@ -194,11 +194,11 @@ struct NucleusRead : ClusterSmemRow {
       };
       const int c = chunk_of(pair);
       const float sum = pair_sum(sums_of(c), sums_of(c + 1));
-      put_sums(sums(), pair, sum);
+      store_sums(sums(), pair, sum);
       own += fixed(sum);
     }
     own += __shfl_xor_sync(kAllLanes, own, 16);
-    if (lane_id() == 0) scratch().warp_totals[cluster.warp()] = own;
+    if (lane_id() == 0) scratch().warp_totals[cluster_row.warp()] = own;
     __syncthreads();
     return lanes_sum<32>(lane_id() < kNucleusWarps ? scratch().warp_totals[lane_id()] : 0);
   }
@@ -207,7 +207,7 @@ struct NucleusRead : ClusterSmemRow {
   template <typename T, typename F>
   __device__ __forceinline__ void map(const T* source, T* to, const F& change) const {
     const auto put = [&](const Chunk(&pair)[2], int at) {
-      const int c = chunk_of(at), left = cluster.remaining(c);
+      const int c = chunk_of(at), left = cluster_row.remaining(c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float values[4];

@@ -47,11 +47,11 @@ struct Bounds {
 // Results of a read that later reads of the row use, in smem.
 struct NucleusState {
   double sample;                 // sum of the sample; 0: the sample gives no interval
-  Normalizer share;              // maps an element of the sample to its weight
+  Normalizer to_weight;          // maps an element of the sample to its weight
   int base;                      // key of the first bin
   uint32_t from_high, from_low;  // sample weight of the elements >= the interval's ends
   double p, target;
-  Totals row;
+  Totals row_totals;
   Bounds bounds;
 };
 __device__ __forceinline__ NucleusState& nucleus_state() {
@@ -81,22 +81,24 @@ struct NucleusSample : NucleusRead {
     for (int apart = 16; apart > 0; apart /= 2) own += __shfl_xor_sync(kAllLanes, own, apart);
     const uint32_t key = __reduce_max_sync(kAllLanes, __float_as_uint(maximum));
     float* parts = maxima();
-    if (lane_id() == 0) parts[cluster.warp()] = own, parts[kNucleusWarps + cluster.warp()] = __uint_as_float(key);
+    if (lane_id() == 0)
+      parts[cluster_row.warp()] = own, parts[kNucleusWarps + cluster_row.warp()] = __uint_as_float(key);
     for (int i = threadIdx.x; i < kSampleBins; i += blockDim.x) sample()[i] = 0;
     __syncthreads();
     own = parts[lane_id() & (kNucleusWarps - 1)];
 #pragma unroll
     for (int apart = kNucleusWarps / 2; apart > 0; apart /= 2) own += __shfl_xor_sync(kAllLanes, own, apart);
     const int base =
-        static_cast<int>(cluster.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
+        static_cast<int>(cluster_row.largest_bits(parts + kNucleusWarps, kNucleusWarps) >> 17) - (kSampleBins - 1);
     const double mass = own > 0 && own < INFINITY ? own : 0;
-    const Normalizer share = Normalizer::of(mass * 0x1p-30);
-    if (threadIdx.x == 0) nucleus_state().sample = mass, nucleus_state().share = share, nucleus_state().base = base;
+    const Normalizer to_weight = Normalizer::of(mass * 0x1p-30);
+    if (threadIdx.x == 0)
+      nucleus_state().sample = mass, nucleus_state().to_weight = to_weight, nucleus_state().base = base;
     const auto add = [&](const Chunk& x) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const float value = fmaxf(x.at[i / 4][i % 4], 0.0f);
-        const uint32_t weight = share_weight(value, share);
+        const uint32_t weight = share_weight(value, to_weight);
         if (weight != 0) atomicAdd(sample() + max(static_cast<int>(__float_as_uint(value) >> 17) - base, 0), weight);
       }
     };
@@ -108,7 +110,7 @@ struct NucleusSample : NucleusRead {
   // It spans about `count` elements of the row, half of them on each side, or starts at the top. `least` is a
   // lower bound of the threshold.
   __device__ __forceinline__ Interval around(uint32_t need, int count, float least) const {
-    const Normalizer share = nucleus_state().share;
+    const Normalizer to_weight = nucleus_state().to_weight;
     const int base = nucleus_state().base;
     const auto bin_of = [](int i) { return kSampleBins - 1 - 4 * static_cast<int>(threadIdx.x) - i; };
     // One word holds a bin's weight and 16 times its number of elements.
@@ -117,7 +119,7 @@ struct NucleusSample : NucleusRead {
     for (int i = 0; i < 4; ++i) {
       const int bin = bin_of(i);
       const uint32_t weight = sample()[bin];
-      const float each = 0.5f * (edge(base, bin) + edge(base, bin + 1)) * share.up * share.inverse;
+      const float each = 0.5f * (edge(base, bin) + edge(base, bin + 1)) * to_weight.up * to_weight.inverse;
       const float elements = bin == 0 ? 0.0f : fminf(static_cast<float>(weight) / fmaxf(each, 0.5f), kSampleElements);
       words[i] = static_cast<uint64_t>(weight) << 32 | __float2uint_rn(16 * elements);
       own += words[i];
@@ -125,7 +127,7 @@ struct NucleusSample : NucleusRead {
     const uint64_t end = warp_inclusive_sum(own);
     Scratch& s = scratch();
     __syncthreads();
-    if (lane_id() == 31) s.warp_totals[cluster.warp()] = end;
+    if (lane_id() == 31) s.warp_totals[cluster_row.warp()] = end;
     if (threadIdx.x == 0) {
       s.counts[0] = 0, s.counts[1] = __float_as_uint(least), s.counts[2] = __float_as_uint(INFINITY);
       nucleus_state().from_high = 0, nucleus_state().from_low = 1u << 30;
@@ -133,7 +135,7 @@ struct NucleusSample : NucleusRead {
     __syncthreads();
     const uint64_t of_warp = lane_id() < kNucleusWarps ? s.warp_totals[lane_id()] : 0;
     const uint64_t total = lanes_sum<32>(of_warp),
-                   start = lanes_sum<32>(lane_id() < cluster.warp() ? of_warp : 0) + end - own;
+                   start = lanes_sum<32>(lane_id() < cluster_row.warp() ? of_warp : 0) + end - own;
     need = max(min(need, static_cast<uint32_t>(total >> 32)), 1u);
     uint64_t at = start;
 #pragma unroll
@@ -145,7 +147,7 @@ struct NucleusSample : NucleusRead {
     }
     __syncthreads();
     const uint32_t middle = s.counts[0],
-                   half = static_cast<uint32_t>(16 * int64_t{count} * kSampleElements / cluster.n) / 2;
+                   half = static_cast<uint32_t>(16 * int64_t{count} * kSampleElements / cluster_row.n) / 2;
     const bool from_top = middle <= half + half / 2;
     const uint32_t from = from_top ? 0 : middle - half, to = from_top ? 2 * half : middle + half;
     at = start;
@@ -167,7 +169,7 @@ struct NucleusSample : NucleusRead {
   // Return a lower bound of the threshold: if the row's sum is at least `mass`, all smaller elements add up
   // to less than 1 - p of it.
   __device__ __forceinline__ float least(double p, double mass) const {
-    return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / cluster.n * 0.999), __uint_as_float(1));
+    return fmaxf(static_cast<float>((1 - fmax(p, 0.0)) * mass / cluster_row.n * 0.999), __uint_as_float(1));
   }
 };
 

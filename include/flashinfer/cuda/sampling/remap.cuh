@@ -9,21 +9,23 @@ namespace flashinfer::cuda {
 // Transformations of all earlier passes. A pass that rereads a chunk applies them again.
 struct Remap {
   bool is_raw, is_exponential, is_normalized, is_filtered;
-  float least;               // smaller logits count as -inf
-  float top, scale;          // of exp((l - top) * scale)
-  Normalizer first, second;  // first: the softmax. second: after the first filter
-  float cut;                 // threshold of the first filter
-  DType dtype;               // type that its result is rounded to
+  float least;                          // smaller logits count as -inf
+  float top, scale;                     // of exp((l - top) * scale)
+  Normalizer normalizer, renormalizer;  // of the softmax, and after the first filter
+  float threshold;                      // threshold of the first filter
+  DType dtype;                          // type that its result is rounded to
 
   __device__ __forceinline__ float exponential(float x) const {
     return ptx::ex2_approx(((x < least ? -INFINITY : x) - top) * scale);
   }
-  __device__ __forceinline__ float filtered(float x) const { return x >= cut ? rounded(second(x), dtype) : 0.0f; }
+  __device__ __forceinline__ float filtered(float x) const {
+    return x >= threshold ? rounded(renormalizer(x), dtype) : 0.0f;
+  }
 
   __device__ __forceinline__ float operator()(float x) const {
     if (is_raw) return x;
     x = is_exponential ? exponential(x) : max_nan(x, 0.0f);
-    if (is_normalized) x = first(x);
+    if (is_normalized) x = normalizer(x);
     if (is_filtered) x = filtered(x);
     return x;
   }
@@ -36,7 +38,7 @@ struct Remap {
       chunk.for_each([](float& x) { x = max_nan(x, 0.0f); });
     }
     if (is_normalized) {
-      const Normalizer by = first;
+      const Normalizer by = normalizer;
       chunk.for_each([&](float& x) { x = by(x); });
     }
     if (is_filtered) {

@@ -14,43 +14,43 @@ __device__ __forceinline__ void set_remap(const F& f) {
 }
 
 template <bool kResident>
-__device__ __forceinline__ Totals load_probs(ClusterRow<kResident>& cluster) {
-  cluster.template transform<true, true>([](float x) { return max_nan(x, 0.0f); }, NoChunk{});
-  return cluster.totals();
+__device__ __forceinline__ Totals load_probs(ClusterRow<kResident>& cluster_row) {
+  cluster_row.template transform<true, true>([](float x) { return max_nan(x, 0.0f); }, NoChunk{});
+  return cluster_row.totals();
 }
 
 // Load exp((l - max l) / T) with sums. Logits below the k largest count as -inf.
 template <bool kResident>
-__device__ __forceinline__ Totals load_exponentials(ClusterRow<kResident>& cluster, double temperature,
+__device__ __forceinline__ Totals load_exponentials(ClusterRow<kResident>& cluster_row, double temperature,
                                                     TopK top_k = {}) {
   set_remap([](Remap& to) { to.is_raw = true; });
-  cluster.template read_maxima<true>();
+  cluster_row.template read_maxima<true>();
   // Rows that are not resident have no buffer of maxima: read_maxima() writes them to the sums.
-  const float top = largest_of(kResident ? cluster.maxima() : cluster.sums(), cluster.chunks),
+  const float top = largest_of(kResident ? cluster_row.maxima() : cluster_row.sums(), cluster_row.chunks),
               scale = exponent_scale(temperature);
   if (top != top) return {{1, 1}, 0, false};
-  const float least = top_k.on ? Signed::real(top_k_key<Signed>(cluster, top_k.k)) : -INFINITY;
+  const float least = top_k.on ? Signed::real(top_k_key<Signed>(cluster_row, top_k.k)) : -INFINITY;
   set_remap([&](Remap& to) {
     to = {}, to.is_exponential = true;
     to.least = least, to.top = top, to.scale = scale;
   });
   const Remap remap = scratch().remap;
-  const float* maxima = cluster.maxima();
-  cluster.template transform<false, false>([remap](float x) { return remap.exponential(x); },
-                                           [maxima, least](int c) { return kResident && maxima[c] < least; });
-  return cluster.totals();
+  const float* maxima = cluster_row.maxima();
+  cluster_row.template transform<false, false>([remap](float x) { return remap.exponential(x); },
+                                               [maxima, least](int c) { return kResident && maxima[c] < least; });
+  return cluster_row.totals();
 }
 
 // Load softmax(l / T) in float, with sums.
 template <bool kResident>
-__device__ __forceinline__ Totals load_softmax(ClusterRow<kResident>& cluster, double temperature, TopK top_k) {
-  const Totals totals = load_exponentials(cluster, temperature, top_k);
+__device__ __forceinline__ Totals load_softmax(ClusterRow<kResident>& cluster_row, double temperature, TopK top_k) {
+  const Totals totals = load_exponentials(cluster_row, temperature, top_k);
   if (!totals.valid) return totals;
   const Normalizer by = Normalizer::of(totals.real());
-  set_remap([&](Remap& to) { to.first = by, to.is_normalized = true; });
-  const float* sums = cluster.sums();
-  cluster.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
-  return cluster.totals();
+  set_remap([&](Remap& to) { to.normalizer = by, to.is_normalized = true; });
+  const float* sums = cluster_row.sums();
+  cluster_row.template transform<true, false>([by](float x) { return by(x); }, [sums](int c) { return sums[c] == 0; });
+  return cluster_row.totals();
 }
 
 // Values of the filters of one output.
@@ -75,35 +75,36 @@ struct Filters {
   }
 };
 
-// Apply the filters and return the threshold. Afterwards the sums of the cluster are sums of kept elements.
-// `row` holds the row's total at entry, and the total of kept elements at return.
+// Apply the filters and return the threshold. Afterwards the chunk sums are sums of kept elements.
+// `row_totals` holds the row's total at entry, and the total of kept elements at return.
 template <bool kResident>
-__device__ float apply(ClusterRow<kResident>& cluster, const Filters& f, bool top_k_first, DType dtype, Totals& row) {
+__device__ float apply_filters(ClusterRow<kResident>& cluster_row, const Filters& f, bool top_k_first, DType dtype,
+                               Totals& row_totals) {
   float t = 0;
-  if (!row.valid || !f.valid()) {
-    row.valid = false;
+  if (!row_totals.valid || !f.valid()) {
+    row_totals.valid = false;
     return t;
   }
   if (!f.top_k.on && !f.has_top_p && !f.has_min_p) return t;
-  float maximum = cluster.largest();
+  float maximum = cluster_row.largest();
   if (f.has_min_p) t = f.min_p >= 1 ? maximum : static_cast<float>(f.min_p) * maximum;
-  if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(cluster, f.top_k.k)));
+  if (f.top_k.on) t = fmaxf(t, __uint_as_float(top_k_key<Unsigned>(cluster_row, f.top_k.k)));
   if (f.has_top_p) {
     if (f.top_k.on && top_k_first) {
-      cluster.sum_kept(t);
-      const Normalizer by = Normalizer::of(cluster.totals(row.fixed).real());
-      set_remap([&](Remap& to) { to.second = by, to.cut = t, to.dtype = dtype, to.is_filtered = true; });
-      const float* sums = cluster.sums();
-      cluster.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
-                                              [sums](int c) { return sums[c] == 0; });
-      row = cluster.totals();
-      maximum = cluster.largest(), t = 0;
+      cluster_row.sum_kept(t);
+      const Normalizer by = Normalizer::of(cluster_row.totals(row_totals.fixed).real());
+      set_remap([&](Remap& to) { to.renormalizer = by, to.threshold = t, to.dtype = dtype, to.is_filtered = true; });
+      const float* sums = cluster_row.sums();
+      cluster_row.template transform<true, false>([=](float x) { return x >= t ? rounded(by(x), dtype) : 0.0f; },
+                                                  [sums](int c) { return sums[c] == 0; });
+      row_totals = cluster_row.totals();
+      maximum = cluster_row.largest(), t = 0;
     }
-    t = fmaxf(t, top_p_threshold(cluster, f.top_p, row, maximum));
+    t = fmaxf(t, top_p_threshold(cluster_row, f.top_p, row_totals, maximum));
   }
-  cluster.sum_kept(t);
-  const Totals kept = cluster.totals(row.fixed);
-  row.total = kept.total, row.valid = kept.valid;
+  cluster_row.sum_kept(t);
+  const Totals kept = cluster_row.totals(row_totals.fixed);
+  row_totals.total = kept.total, row_totals.valid = kept.valid;
   return t;
 }
 
@@ -121,8 +122,8 @@ struct OutputRun {
   __device__ static OutputRun from(const SampleParams& p, int64_t output, int64_t end, const Filters& filters) {
     const int64_t row = row_of(p, output);
     for (int64_t next = output + 1; next < end; next += 32) {
-      const int64_t mine = next + lane_id();
-      const bool same = mine < end && row_of(p, mine) == row && Filters::of(p, mine, row) == filters;
+      const int64_t own_output = next + lane_id();
+      const bool same = own_output < end && row_of(p, own_output) == row && Filters::of(p, own_output, row) == filters;
       const unsigned others = __ballot_sync(kAllLanes, !same);
       if (others) return {row, next + __ffs(others) - 1};
     }
@@ -141,27 +142,27 @@ __device__ __forceinline__ void write_sample(const SampleParams& p, int64_t outp
 
 // Draw the outputs [first, end) of an OutputRun. The warps of the cluster divide them.
 template <bool kResident>
-__device__ __forceinline__ void draw_run(const SampleParams& p, const ClusterRow<kResident>& cluster, int64_t first,
+__device__ __forceinline__ void draw_run(const SampleParams& p, const ClusterRow<kResident>& cluster_row, int64_t first,
                                          int64_t end, const Totals& totals, float t) {
-  const int64_t step = cluster.size * cluster.warps();
-  int64_t output = first + cluster.rank * cluster.warps() + cluster.warp();
+  const int64_t step = cluster_row.size * cluster_row.warps();
+  int64_t output = first + cluster_row.rank * cluster_row.warps() + cluster_row.warp();
   if (output >= end) return;
-  const Draw<kResident> draw(cluster, totals, t);
+  const Draw<kResident> draw(cluster_row, totals, t);
   for (; output < end; output += step) {
     const int64_t token = draw(p.random.draw(output, 0));
     if (lane_id() == 0) write_sample(p, output, token, totals.valid);
   }
 }
 
-// Draw a cluster's outputs. prepare(cluster, filters, totals) returns the threshold of a row, and
-// draw(cluster, first, end, totals, threshold) draws outputs from it.
+// Draw a cluster's outputs. prepare(cluster_row, filters, totals) returns the threshold of a row, and
+// draw(cluster_row, first, end, totals, threshold) draws outputs from it.
 template <bool kResident, typename F, typename D>
-__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t outputs_per_cluster, const F& prepare,
-                                              const D& draw) {
-  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
-  const int64_t begin = blockIdx.x / cluster.size * outputs_per_cluster,
+__device__ __forceinline__ void sample_outputs(const SampleParams& p, int64_t outputs_per_cluster, const F& prepare,
+                                               const D& draw) {
+  ClusterRow<kResident> cluster_row = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t begin = blockIdx.x / cluster_row.size * outputs_per_cluster,
                 end = min(begin + outputs_per_cluster, p.num_outputs);
-  cluster.start();
+  cluster_row.start();
   wait_for_inputs();
   launch_dependents();
   for (int64_t output = begin; output < end;) {
@@ -177,37 +178,37 @@ __device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t out
         s.source = Source::of(p.input, row * p.input.stride, p.vocab_size);
         s.remap = {}, s.subtracts = false;
       });
-      t = prepare(cluster, filters, totals);
-      if constexpr (kResident) cluster.sync();  // draws read data that other CTAs have written
+      t = prepare(cluster_row, filters, totals);
+      if constexpr (kResident) cluster_row.sync();  // draws read data that other CTAs have written
     }
-    draw(cluster, output, next, totals, t);
+    draw(cluster_row, output, next, totals, t);
     output = next;
-    cluster.sync_reads();  // other CTAs may draw from this CTA's memory
+    cluster_row.sync_reads();  // other CTAs may draw from this CTA's memory
   }
 }
 
-// Draw a cluster's outputs. After prepare(), the sums of the cluster are those of kept elements.
+// Draw a cluster's outputs. After prepare(), the chunk sums are sums of kept elements.
 template <bool kResident, typename F>
-__device__ __forceinline__ void sample_groups(const SampleParams& p, int64_t outputs_per_cluster, const F& prepare) {
-  sample_groups<kResident>(p, outputs_per_cluster, prepare,
-                           [&](const ClusterRow<kResident>& cluster, int64_t first, int64_t end, const Totals& totals,
-                               float t) { draw_run(p, cluster, first, end, totals, t); });
+__device__ __forceinline__ void sample_outputs(const SampleParams& p, int64_t outputs_per_cluster, const F& prepare) {
+  sample_outputs<kResident>(p, outputs_per_cluster, prepare,
+                            [&](const ClusterRow<kResident>& cluster_row, int64_t first, int64_t end,
+                                const Totals& totals, float t) { draw_run(p, cluster_row, first, end, totals, t); });
 }
 
-// Return the threshold of a row. Afterwards the sums of the cluster are sums of kept elements.
+// Load a row and return its threshold. Afterwards the chunk sums are sums of kept elements.
 template <bool kLogits, bool kResident>
-__device__ __forceinline__ float prepare_row(const SampleParams& p, ClusterRow<kResident>& cluster, const Filters& f,
-                                             Totals& totals) {
+__device__ __forceinline__ float prepare_row(const SampleParams& p, ClusterRow<kResident>& cluster_row,
+                                             const Filters& f, Totals& totals) {
   if constexpr (!kLogits) {
-    totals = load_probs(cluster);
-    return apply(cluster, f, p.top_k_first, p.input.dtype, totals);
+    totals = load_probs(cluster_row);
+    return apply_filters(cluster_row, f, p.top_k_first, p.input.dtype, totals);
   }
   // top_k masks logits before they become probabilities.
   const bool masked = p.top_k_first && f.top_k.on;
   Filters rest = f;
   if (masked) rest.top_k = {};
-  totals = load_softmax(cluster, f.temperature, masked ? f.top_k : TopK{});
-  return apply(cluster, rest, false, DType::kFloat32, totals);
+  totals = load_softmax(cluster_row, f.temperature, masked ? f.top_k : TopK{});
+  return apply_filters(cluster_row, rest, false, DType::kFloat32, totals);
 }
 
 // 512 threads may use all registers. With more threads, registers would spill, and the spills exceed the L1
@@ -215,18 +216,19 @@ __device__ __forceinline__ float prepare_row(const SampleParams& p, ClusterRow<k
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1)
     sample_kernel(const __grid_constant__ SampleParams p, int64_t outputs_per_cluster) {
-  sample_groups<kResident>(
-      p, outputs_per_cluster, [&](ClusterRow<kResident>& cluster, const Filters& f, Totals& totals) {
-        return p.is_logits ? prepare_row<true>(p, cluster, f, totals) : prepare_row<false>(p, cluster, f, totals);
-      });
+  sample_outputs<kResident>(p, outputs_per_cluster,
+                            [&](ClusterRow<kResident>& cluster_row, const Filters& f, Totals& totals) {
+                              return p.is_logits ? prepare_row<true>(p, cluster_row, f, totals)
+                                                 : prepare_row<false>(p, cluster_row, f, totals);
+                            });
 }
 
 // softmax and renormalised rows, one cluster per row.
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ MapRowsParams p) {
-  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / cluster.size;
-  cluster.start();
+  ClusterRow<kResident> cluster_row = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / cluster_row.size;
+  cluster_row.start();
   wait_for_inputs();
   launch_dependents();
   set_scratch([&](Scratch& s) {
@@ -239,23 +241,23 @@ __global__ void __launch_bounds__(512, 1) map_kernel(const __grid_constant__ Map
   Totals totals;
   if (p.map == RowMap::kSoftmax) {
     dtype = DType::kFloat32;
-    totals = load_exponentials(cluster, p.parameter.get_real(row, row));
+    totals = load_exponentials(cluster_row, p.parameter.get_real(row, row));
   } else {
     Filters f{};
     f.top_p = p.map == RowMap::kTopPRenorm ? p.parameter.get_real(row, row) : 1.0, f.has_top_p = !(f.top_p >= 1);
     if (p.map == RowMap::kTopKRenorm) f.top_k = top_k_of(p.parameter.get_integer(row, row), p.vocab_size);
-    totals = load_probs(cluster);
-    if (f.valid() && cluster.largest_bits(cluster.sums(), cluster.chunks) == 0) otherwise = 0;
-    t = apply(cluster, f, false, dtype, totals);
+    totals = load_probs(cluster_row);
+    if (f.valid() && cluster_row.largest_bits(cluster_row.sums(), cluster_row.chunks) == 0) otherwise = 0;
+    t = apply_filters(cluster_row, f, false, dtype, totals);
   }
   if (totals.valid) by = Normalizer::of(totals.real());
-  cluster.for_own_chunks([&](int c) {
+  cluster_row.for_own_chunks([&](int c) {
     Chunk chunk;
-    cluster.load(chunk, c);
+    cluster_row.load(chunk, c);
     chunk.for_each([&](float& x) { x = totals.valid ? (x >= t ? by(x) : 0.0f) : otherwise; });
     store_chunk(p.output, dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  cluster.sync_reads();  // other CTAs may read this CTA's bins
+  cluster_row.sync_reads();  // other CTAs may read this CTA's bins
 }
 
 }  // namespace flashinfer::cuda

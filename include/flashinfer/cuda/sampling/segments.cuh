@@ -12,29 +12,29 @@
 namespace flashinfer::cuda {
 
 struct Segments {
-  // Arrays of one word per segment, which warps broadcast to all CTAs. A GlobalRow of one chunk per segment
-  // has them.
+  // A GlobalRow whose chunks are segments. Its sums and maxima are arrays of one word per segment, which warps
+  // broadcast to all CTAs.
   GlobalRow words;
-  int chunks, each;  // of the row; of a segment
+  int chunks, chunks_per_segment;
   bool is_logits;
   float top, scale;  // of exp((l - top) * scale)
 
   __device__ static Segments of(int64_t n, bool is_logits) {
     Segments s{};
     s.words = GlobalRow::of(int64_t{ptx::cluster_size()} * kSegmentWarps * kSumChunk);
-    s.chunks = static_cast<int>(num_chunks(n)), s.each = (s.chunks + s.words.chunks - 1) / s.words.chunks;
+    s.chunks = static_cast<int>(num_chunks(n)), s.chunks_per_segment = (s.chunks + s.words.chunks - 1) / s.words.chunks;
     s.is_logits = is_logits;
     return s;
   }
 
-  __device__ __forceinline__ int own() const { return words.first + words.warp(); }
+  __device__ __forceinline__ int own_segment() const { return words.first + words.warp(); }
 
   // Call f(first chunk, second chunk, number of the first, has_second) for the chunks of a segment.
   template <typename F>
   __device__ __forceinline__ void for_chunk_pairs(int segment, const F& f) const {
     const Source source = scratch().source;
     const float padding = is_logits ? -INFINITY : 0.0f;
-    const int from = segment * each, to = min(from + each, chunks);
+    const int from = segment * chunks_per_segment, to = min(from + chunks_per_segment, chunks);
     for (int c = from; c < to; c += 2) {
       const bool has_second = c + 1 < to;
       Chunk first, second;
@@ -67,29 +67,29 @@ struct Segments {
   }
 
   // Passes are separate functions, because each needs all registers.
-  __device__ __noinline__ static void maxima_to(Segments s) {
+  __device__ __noinline__ static void maxima_pass(Segments s) {
     float maximum = -INFINITY;
     s.words.begin_pass(s.words.chunks);
-    s.for_chunk_pairs(s.own(), [&](const Chunk& first, const Chunk& second, int, bool) {
+    s.for_chunk_pairs(s.own_segment(), [&](const Chunk& first, const Chunk& second, int, bool) {
       maximum = max_nan(maximum, pair_max<true>(first, second));
     });
     maximum = max_nan(maximum, __shfl_xor_sync(kAllLanes, maximum, 16));
-    s.words.broadcast(s.words.sums() + s.own(), maximum);
+    s.words.broadcast(s.words.sums() + s.own_segment(), maximum);
     s.words.end_pass();
   }
-  __device__ __noinline__ static void largest_sums_to(Segments s) {
+  __device__ __noinline__ static void largest_sums_pass(Segments s) {
     uint32_t largest = 0;  // the bits of a NaN exceed all others
     s.words.begin_pass(s.words.chunks);
-    s.for_sums(s.own(), [&](int, float sum) { largest = max(largest, __float_as_uint(sum)); });
-    s.words.broadcast(s.words.sums() + s.own(), __uint_as_float(largest));
+    s.for_sums(s.own_segment(), [&](int, float sum) { largest = max(largest, __float_as_uint(sum)); });
+    s.words.broadcast(s.words.sums() + s.own_segment(), __uint_as_float(largest));
     s.words.end_pass();
   }
-  __device__ __noinline__ static void totals_to(Segments s, FixedPoint fixed) {
+  __device__ __noinline__ static void totals_pass(Segments s, FixedPoint fixed) {
     uint64_t total = 0;
     s.words.begin_pass(2 * s.words.chunks);
-    s.for_sums(s.own(), [&](int, float sum) { total += fixed(sum); });
-    s.words.broadcast(s.words.sums() + s.own(), __uint_as_float(static_cast<uint32_t>(total)));
-    s.words.broadcast(s.words.maxima() + s.own(), __uint_as_float(static_cast<uint32_t>(total >> 32)));
+    s.for_sums(s.own_segment(), [&](int, float sum) { total += fixed(sum); });
+    s.words.broadcast(s.words.sums() + s.own_segment(), __uint_as_float(static_cast<uint32_t>(total)));
+    s.words.broadcast(s.words.maxima() + s.own_segment(), __uint_as_float(static_cast<uint32_t>(total >> 32)));
     s.words.end_pass();
   }
 
@@ -97,11 +97,11 @@ struct Segments {
     return uint64_t{__float_as_uint(words.maxima()[segment])} << 32 | __float_as_uint(words.sums()[segment]);
   }
 
-  // Return the totals of the row in the scratch memory, and keep those of its segments.
+  // Return the totals of the row, and keep those of its segments.
   __device__ __forceinline__ Totals totals(double temperature) {
     if (is_logits) {
       words.sums_buffer ^= 1;
-      maxima_to(*this);
+      maxima_pass(*this);
       ++words.pass;
       top = largest_of(words.sums(), words.chunks), scale = exponent_scale(temperature);
       set_scratch([&](Scratch& s) {
@@ -109,13 +109,13 @@ struct Segments {
       });
     }
     words.sums_buffer ^= 1;
-    largest_sums_to(*this);
+    largest_sums_pass(*this);
     ++words.pass;
     const uint32_t largest = GlobalRow::largest_bits(words.sums(), words.chunks);
     Totals totals{FixedPoint::of(__uint_as_float(largest)), 0, largest != 0 && largest <= 0x7f7fffffu};
     if (!totals.valid) return totals;
     words.sums_buffer ^= 1, words.maxima_buffer ^= 1;
-    totals_to(*this, totals.fixed);
+    totals_pass(*this, totals.fixed);
     ++words.pass;
     for (int i = 0; i < words.chunks; ++i) totals.total += total_of(i);
     return totals;
@@ -147,14 +147,14 @@ __global__ void __launch_bounds__(kSegmentWarps * 32, 1)
     totals = segments.totals(f.temperature);
     return 0.0f;
   };
-  const auto draw = [&](const GlobalRow& cluster, int64_t first, int64_t end, const Totals& totals, float) {
-    for (int64_t output = first + cluster.rank * cluster.warps() + cluster.warp(); output < end;
-         output += cluster.size * cluster.warps()) {
-      const int64_t token = Segments::draw(segments, {cluster, totals, 0.0f}, p.random.draw(output, 0));
+  const auto draw = [&](const GlobalRow& cluster_row, int64_t first, int64_t end, const Totals& totals, float) {
+    for (int64_t output = first + cluster_row.rank * cluster_row.warps() + cluster_row.warp(); output < end;
+         output += cluster_row.size * cluster_row.warps()) {
+      const int64_t token = Segments::draw(segments, {cluster_row, totals, 0.0f}, p.random.draw(output, 0));
       if (lane_id() == 0) write_sample(p, output, token, totals.valid);
     }
   };
-  sample_groups<false>(p, outputs_per_cluster, prepare, draw);
+  sample_outputs<false>(p, outputs_per_cluster, prepare, draw);
 }
 
 }  // namespace flashinfer::cuda

@@ -16,7 +16,7 @@ constexpr int kCollected = 6400;                  // collected elements, at most
 
 struct PipelinedRow : ClusterSmemRow {
   int first_pair, own_pairs;  // of the warp
-  uint32_t step;              // pairs that the warp has read
+  uint32_t pairs_read;        // pairs that the warp has read
 
   static int64_t bytes() {
     return (3 * kClusterSmemChunks + kBins + kCollected + kCollected / 2 + 2 * kPairs +
@@ -30,11 +30,11 @@ struct PipelinedRow : ClusterSmemRow {
 
   __device__ static PipelinedRow of(int64_t n) {
     PipelinedRow x;
-    x.cluster = GlobalRow::of(n);
-    const int pairs = (x.cluster.chunks + 1) / 2;
-    x.first_pair = x.cluster.warp() * pairs / kClusterSmemWarps;
-    x.own_pairs = (x.cluster.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
-    x.step = 0;
+    x.cluster_row = GlobalRow::of(n);
+    const int pairs = (x.cluster_row.chunks + 1) / 2;
+    x.first_pair = x.cluster_row.warp() * pairs / kClusterSmemWarps;
+    x.own_pairs = (x.cluster_row.warp() + 1) * pairs / kClusterSmemWarps - x.first_pair;
+    x.pairs_read = 0;
     return x;
   }
 
@@ -42,11 +42,11 @@ struct PipelinedRow : ClusterSmemRow {
   __device__ __forceinline__ uint32_t* begins() const { return keys() + kCollected + kCollected / 2; }
   // Return the buffer of two chunks for the warp's copy number `at`.
   __device__ __forceinline__ float* slot(uint32_t at) const {
-    return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * cluster.warp() + (at & 1)) * 2 * kSumChunk;
+    return reinterpret_cast<float*>(begins() + 2 * kPairs) + (2 * cluster_row.warp() + (at & 1)) * 2 * kSumChunk;
   }
   // Return the buffer without a copy in flight, after pass() with `ahead` = 1, which fills only the other
   // buffer.
-  __device__ __forceinline__ float* ready_buffer() const { return slot(step + 1); }
+  __device__ __forceinline__ float* ready_buffer() const { return slot(pairs_read + 1); }
   __device__ __forceinline__ int chunk_of(int pair) const { return 2 * (first_pair + pair); }
 
   __device__ __forceinline__ static bool is_copied(const Source& source, int c) {
@@ -77,7 +77,7 @@ struct PipelinedRow : ClusterSmemRow {
     ptx::cp_async_commit();
   }
   __device__ __forceinline__ void start(const Source& source) const {
-    copy(source, 0, step), copy(source, 1, step + 1);
+    copy(source, 0, pairs_read), copy(source, 1, pairs_read + 1);
   }
 
   template <typename T>
@@ -87,7 +87,7 @@ struct PipelinedRow : ClusterSmemRow {
   }
   __device__ __forceinline__ void fetch(Chunk& x, const Source& source, int c, const float* from, float padding) const {
     if (!is_copied(source, c)) {
-      if (c < cluster.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
+      if (c < cluster_row.chunks) return source.load(x, int64_t{c} * kSumChunk, padding);
       return x.for_each([&](float& value) { value = padding; });
     }
     if (source.dtype == DType::kFloat32) return unpack(x, from);
@@ -109,41 +109,41 @@ struct PipelinedRow : ClusterSmemRow {
     for (int pair = 0; pair < own_pairs; ++pair) {
       ptx::cp_async_wait<1>();
       Chunk one, other;
-      fetch(one, other, source, pair, step, padding);
+      fetch(one, other, source, pair, pairs_read, padding);
       if (pair + 2 < own_pairs) {
-        copy(source, pair + 2, step);
+        copy(source, pair + 2, pairs_read);
       } else {
         const int next_pair = pair + 2 - own_pairs;
-        copy(next_pair < ahead ? next : Source{}, next_pair, step);
+        copy(next_pair < ahead ? next : Source{}, next_pair, pairs_read);
       }
-      ++step;
+      ++pairs_read;
       f(one, other, pair);
     }
   }
 
   // Store the sum of each chunk of a pair: lanes below 16 hold the first, the others the second.
-  __device__ __forceinline__ void put_sums(float* to, int pair, float value) const {
+  __device__ __forceinline__ void store_sums(float* to, int pair, float value) const {
     const int c = chunk_of(pair) + (lane_id() >> 4);
-    if ((lane_id() & 15) == 0 && c < cluster.chunks) to[c] = value;
+    if ((lane_id() & 15) == 0 && c < cluster_row.chunks) to[c] = value;
   }
 
   __device__ __forceinline__ void store(void* to, DType dtype, int64_t row, int pair, const Chunk& one,
                                         const Chunk& other) const {
     const int64_t at = int64_t{chunk_of(pair)} * kSumChunk;
-    store_chunk(to, dtype, row, one, at, cluster.n);
-    if (at + kSumChunk < cluster.n) store_chunk(to, dtype, row, other, at + kSumChunk, cluster.n);
+    store_chunk(to, dtype, row, one, at, cluster_row.n);
+    if (at + kSumChunk < cluster_row.n) store_chunk(to, dtype, row, other, at + kSumChunk, cluster_row.n);
   }
 
   // Sum the elements >= t by rereading the row, without copies.
   __device__ __forceinline__ void sum_again(const Source& source, float t) {
-    cluster.sums_buffer ^= 1;
+    cluster_row.sums_buffer ^= 1;
     __syncthreads();
 #pragma unroll 1
     for (int pair = 0; pair < own_pairs; ++pair) {
       Chunk one, other;
       source.load(one, int64_t{chunk_of(pair)} * kSumChunk, 0.0f);
       source.load(other, int64_t{chunk_of(pair) + 1} * kSumChunk, 0.0f);
-      put_sums(sums(), pair, pair_sum(one, other, [t](float x) { return x >= t ? max_nan(x, 0.0f) : 0.0f; }));
+      store_sums(sums(), pair, pair_sum(one, other, [t](float x) { return x >= t ? max_nan(x, 0.0f) : 0.0f; }));
     }
     __syncthreads();
   }

@@ -5,32 +5,32 @@
 
 namespace flashinfer::cuda {
 
-// Return the key of the k-th largest element, or 0 if k covers the row.
+// Start a row and return the key of its k-th largest element, or 0 if k covers the row.
 template <bool kResident>
-__device__ __forceinline__ uint32_t key_of_rank(ClusterRow<kResident>& cluster, const RowsOf& rows, int64_t row,
-                                                TopK top_k) {
-  const Source source = Source::of(rows, row * rows.stride, cluster.n);
+__device__ __forceinline__ uint32_t kth_largest_key(ClusterRow<kResident>& cluster_row, const RowsOf& rows, int64_t row,
+                                                    TopK top_k) {
+  const Source source = Source::of(rows, row * rows.stride, cluster_row.n);
   set_scratch([&](Scratch& s) { s.source = source, s.remap = {}, s.remap.is_raw = true; });
-  if constexpr (kResident) cluster.template read_maxima<false>();
-  return top_k.on ? top_k_key<Signed>(cluster, top_k.k) : 0;
+  if constexpr (kResident) cluster_row.template read_maxima<false>();
+  return top_k.on ? top_k_key<Signed>(cluster_row, top_k.k) : 0;
 }
 
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) mask_kernel(const __grid_constant__ MapRowsParams p) {
-  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / cluster.size;
-  cluster.start();
+  ClusterRow<kResident> cluster_row = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / cluster_row.size;
+  cluster_row.start();
   wait_for_inputs();
   launch_dependents();
-  const float least =
-      Signed::real(key_of_rank(cluster, p.input, row, top_k_of(p.parameter.get_integer(row, row), p.vocab_size)));
-  cluster.for_own_chunks([&](int c) {
+  const float least = Signed::real(
+      kth_largest_key(cluster_row, p.input, row, top_k_of(p.parameter.get_integer(row, row), p.vocab_size)));
+  cluster_row.for_own_chunks([&](int c) {
     Chunk chunk;
-    cluster.load(chunk, c);
+    cluster_row.load(chunk, c);
     chunk.for_each([&](float& x) { x = x < least ? -INFINITY : x; });
     store_chunk(p.output, p.input.dtype, row, chunk, int64_t{c} * kSumChunk, p.vocab_size);
   });
-  cluster.sync_reads();
+  cluster_row.sync_reads();
 }
 
 // Count the elements of a chunk above the threshold (upper half of a word) and at it (lower half).
@@ -51,35 +51,35 @@ __device__ __forceinline__ uint32_t counts_of(const Chunk& chunk, uint32_t key, 
 
 template <bool kResident>
 __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ TopKParams p) {
-  ClusterRow<kResident> cluster = ClusterRow<kResident>::of(p.vocab_size);
-  const int64_t row = blockIdx.x / cluster.size;
-  cluster.start();
+  ClusterRow<kResident> cluster_row = ClusterRow<kResident>::of(p.vocab_size);
+  const int64_t row = blockIdx.x / cluster_row.size;
+  cluster_row.start();
   wait_for_inputs();
   launch_dependents();
-  const uint32_t key = key_of_rank(cluster, p.input, row, {p.k < p.vocab_size, p.k});
-  cluster.sums_buffer ^= 1;
-  cluster.begin_pass(cluster.chunks);
+  const uint32_t key = kth_largest_key(cluster_row, p.input, row, {p.k < p.vocab_size, p.k});
+  cluster_row.sums_buffer ^= 1;
+  cluster_row.begin_pass(cluster_row.chunks);
   const char* from = scratch().source.data;
   uint32_t part[4];
-  cluster.for_own_chunks([&](int c) {
+  cluster_row.for_own_chunks([&](int c) {
     Chunk chunk;
-    cluster.load(chunk, c);
+    cluster_row.load(chunk, c);
     const uint32_t counts = counts_of(chunk, key, p.vocab_size - int64_t{c} * kSumChunk, part);
-    cluster.broadcast(cluster.sums() + c, __uint_as_float(__reduce_add_sync(kAllLanes, counts)));
+    cluster_row.broadcast(cluster_row.sums() + c, __uint_as_float(__reduce_add_sync(kAllLanes, counts)));
   });
-  cluster.end_pass(), ++cluster.pass;
+  cluster_row.end_pass(), ++cluster_row.pass;
   uint64_t above = 0;
-  for (int c = lane_id(); c < cluster.chunks; c += 32) above += __float_as_uint(cluster.sums()[c]) >> 16;
+  for (int c = lane_id(); c < cluster_row.chunks; c += 32) above += __float_as_uint(cluster_row.sums()[c]) >> 16;
   const int64_t ties = p.k - static_cast<int64_t>(lanes_sum<32>(above));
-  cluster.for_own_chunks([&](int c) {
+  cluster_row.for_own_chunks([&](int c) {
     uint64_t higher = 0, equal = 0;
     for (int i = lane_id(); i < c; i += 32) {
-      const uint32_t counts = __float_as_uint(cluster.sums()[i]);
+      const uint32_t counts = __float_as_uint(cluster_row.sums()[i]);
       higher += counts >> 16, equal += counts & 0xffff;
     }
     higher = lanes_sum<32>(higher), equal = lanes_sum<32>(equal);
     Chunk chunk;
-    cluster.load(chunk, c);
+    cluster_row.load(chunk, c);
     const int64_t left = p.vocab_size - int64_t{c} * kSumChunk;
     counts_of(chunk, key, left, part);
 #pragma unroll
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(512, 1) top_k_kernel(const __grid_constant__ T
       higher += all >> 16, equal += all & 0xffff;
     }
   });
-  cluster.sync_reads();
+  cluster_row.sync_reads();
 }
 
 }  // namespace flashinfer::cuda
