@@ -32,10 +32,10 @@ values of every module.
 ## Prefill on Hopper
 
 Prefill has a second module, `..._sm90a`, for each 16-bit configuration without rotation on the fly. It uses wgmma and
-TMA (`csrc/prefill_sm90a.cu`) and is built for 9.0a only. `backend="auto"` takes it on compute capability 9.0 under two
-conditions. The mask is causal or absent, and the mean number of queries of a request, times `group`, is more than 64.
-Pages whose size is not a multiple of 16 are gathered. `backend="fa3"` requests the module, also for multi-item scoring.
-If its kernels cannot serve the call, an error gives the reason. `backend="fa2"` requests the portable module.
+TMA (`csrc/prefill_sm90a.cu`) and is built for 9.0a only. `backend="auto"` selects it on compute capability 9.0 under
+two conditions. The mask is causal or absent, and the mean number of queries of a request, times `group`, is more than
+64. Pages whose size is not a multiple of 16 are gathered. `backend="fa3"` requests the module, also for multi-item
+scoring. If its kernels cannot serve the call, an error gives the reason. `backend="fa2"` requests the portable module.
 
 8-bit queries need 8-bit keys and values of the same dtype and a 16-bit output. Their kernels exist for Hopper only, in
 modules such as `prefill_e4m3_kv_e4m3_o_bf16_d128_sm90a`; `--kv-dtypes float8_e4m3fn` builds them. Scales are numbers,
@@ -46,8 +46,8 @@ their norm.
 ## Decode on Hopper
 
 Decode has a second module too (`csrc/decode_sm90a.cu`). Only `backend="fa3"` of `BatchDecodeWithPagedKVCacheWrapper`
-takes it, because it is not always faster. It is the portable kernel with finer splits, and it merges in the same
-launch. It serves everything but RoPE on the fly and custom variants.
+selects it, because it is not always faster. It is the portable kernel with finer splits, and merges the splits in the
+same launch. It serves everything but RoPE on the fly and custom variants.
 
 ## Modules
 
