@@ -29,14 +29,14 @@ void delta_rule_backward_part(const DeltaRuleBackwardParams& params, const Launc
 
 template <>
 int64_t delta_rule_workspace_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params, const Launch& where) {
-  return cuda::takes_chunks<T>(params, where) ? cuda::delta_chunk_backward_workspace(params.in)
-                                              : cuda::delta_rule_workspace(params.in);
+  return cuda::supports_chunks<T>(params, where) ? cuda::delta_chunk_backward_workspace(params.in)
+                                                 : cuda::delta_rule_workspace(params.in);
 }
 
 template <>
 void delta_rule_backward_part<FLASHINFER_PART>(const DeltaRuleBackwardParams& params, const Launch& where) {
   if constexpr (cuda::kIsHalfType<T>) {
-    if (cuda::takes_chunks<T>(params, where)) {
+    if (cuda::supports_chunks<T>(params, where)) {
       if (params.in.gk) return cuda::delta_rule_channels_backward<T>(params, where);
       return params.in.key_dim > 128 ? cuda::delta_rule_wide_chunks_backward<T>(params, where)
                                      : cuda::delta_rule_chunks_backward<T>(params, where);

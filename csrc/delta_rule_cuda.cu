@@ -27,13 +27,13 @@ void delta_rule_part(const DeltaRuleParams& params, const Launch& where);
 
 template <>
 int64_t delta_rule_chunk_workspace_part<FLASHINFER_PART>(const DeltaRuleInputs& inputs, const Launch& where) {
-  return cuda::takes_chunks<T>(inputs, where) ? cuda::delta_chunk_workspace(inputs) : 0;
+  return cuda::supports_chunks<T>(inputs, where) ? cuda::delta_chunk_workspace(inputs) : 0;
 }
 
 template <>
 void delta_rule_part<FLASHINFER_PART>(const DeltaRuleParams& params, const Launch& where) {
   if constexpr (cuda::kIsHalfType<T>) {
-    if (cuda::takes_chunks<T>(params.in, where)) {
+    if (cuda::supports_chunks<T>(params.in, where)) {
       if (params.in.gk) return cuda::delta_rule_channels<T>(params, where);
       return params.in.key_dim > 128 ? cuda::delta_rule_wide_chunks<T>(params, where)
                                      : cuda::delta_rule_chunks<T>(params, where);

@@ -36,7 +36,7 @@ class DeltaRuleGradient {
     for (int64_t value_head = head * group; value_head < (head + 1) * group; ++value_head) {
       const TokenRows<T> rows(in_, value_head);
       gate_.assign(length + 1, 0), dbeta_.assign(length, 0);
-      if (p_.grad_gk) row_gate_.assign((length + 1) * keys, 0);
+      if (p_.grad_gk) gk_.assign((length + 1) * keys, 0);
       for (int64_t first = 0; first < in_.value_dim; first += kDeltaColumns) {
         const Slice slice{n, value_head, first, std::min<int64_t>(kDeltaColumns, in_.value_dim - first), tokens};
         recompute(slice, rows);
@@ -103,7 +103,7 @@ class DeltaRuleGradient {
     for (int64_t d = 0; d < in_.key_dim; ++d) {
       const S share = product(grad_[d], state_[d]).sum();
       gate_[s.length()] += share;
-      if (p_.grad_gk) at(row_gate_, s.length())[d] += share;
+      if (p_.grad_gk) at(gk_, s.length())[d] += share;
     }
     for (int64_t i = s.length() - 1; i >= 0; --i) {
       const int64_t t = s.tokens.begin + i;
@@ -118,7 +118,7 @@ class DeltaRuleGradient {
       std::fill(row_.begin(), row_.end(), S(0));
       row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return dot_parts(grad_[d], u); });
       add_to_key(i, S(1));
-      if (p_.grad_gk) add_to_row_gate(i, k_, S(-1));
+      if (p_.grad_gk) add_to_gk(i, k_, S(-1));
       const Columns<S> dr = product(betas, dy), dbeta = product(dy, r_[i]);
       dv_[i] = dr;
       const Columns<S> v = load_columns<S>(rows.value(s.tokens.batch, t) + s.first, s.count);
@@ -148,7 +148,7 @@ class DeltaRuleGradient {
       std::fill(row_.begin(), row_.end(), S(0));
       row_sums_into<S>(in_.key_dim, row_.data(), [&](int64_t d) { return dot_parts(state_[d], dv_[i]); });
       add_to_key(i, S(-1));
-      if (p_.grad_gk) add_to_row_gate(i, k_, S(-1));
+      if (p_.grad_gk) add_to_gk(i, k_, S(-1));
       const Columns<S> u = product(r_[i], beta(s, rows, t)), go = scaled_grad(s, rows, t);
       for (int64_t d = 0; d < in_.key_dim; ++d) state_[d].add(u, k_[d]);
       std::fill(row_.begin(), row_.end(), S(0));
@@ -156,15 +156,15 @@ class DeltaRuleGradient {
       S share = 0;
       for (int64_t d = 0; d < in_.key_dim; ++d) at(dq_, i)[d] += row_[d], share += q_[d] * row_[d];
       gate_[i] += share;
-      if (p_.grad_gk) add_to_row_gate(i, q_, S(1));
+      if (p_.grad_gk) add_to_gk(i, q_, S(1));
     }
   }
 
   void add_to_key(int64_t i, S sign) {
     for (int64_t d = 0; d < in_.key_dim; ++d) at(dk_, i)[d] += sign * row_[d];
   }
-  void add_to_row_gate(int64_t i, const std::vector<S>& factor, S sign) {
-    for (int64_t d = 0; d < in_.key_dim; ++d) at(row_gate_, i)[d] += sign * factor[d] * row_[d];
+  void add_to_gk(int64_t i, const std::vector<S>& factor, S sign) {
+    for (int64_t d = 0; d < in_.key_dim; ++d) at(gk_, i)[d] += sign * factor[d] * row_[d];
   }
 
   // Sums the gates of a value head from the last token to the first.
@@ -176,8 +176,8 @@ class DeltaRuleGradient {
       if (p_.grad_g) static_cast<S*>(p_.grad_g)[number] = gate_[i];
       if (p_.grad_beta && !in_.beta_is_vector) static_cast<S*>(p_.grad_beta)[number] = dbeta_[i];
       if (!p_.grad_gk) continue;
-      for (int64_t d = 0; d < in_.key_dim; ++d) at(row_gate_, i)[d] += at(row_gate_, i + 1)[d];
-      std::copy_n(at(row_gate_, i), in_.key_dim, static_cast<S*>(p_.grad_gk) + number * in_.key_dim);
+      for (int64_t d = 0; d < in_.key_dim; ++d) at(gk_, i)[d] += at(gk_, i + 1)[d];
+      std::copy_n(at(gk_, i), in_.key_dim, static_cast<S*>(p_.grad_gk) + number * in_.key_dim);
     }
   }
 
@@ -197,15 +197,15 @@ class DeltaRuleGradient {
   const DeltaRuleBackwardParams& p_;
   const DeltaRuleInputs& in_;
   std::vector<Columns<S>> state_, grad_, r_, dv_;
-  std::vector<S> q_, k_, decay_, row_;                // of a token
-  std::vector<S> dq_, dk_, gate_, row_gate_, dbeta_;  // of a sequence
+  std::vector<S> q_, k_, decay_, row_;          // of a token
+  std::vector<S> dq_, dk_, gate_, gk_, dbeta_;  // of a sequence
   S scale_;
 };
 
 template <typename T>
 void delta_rule_backward(const DeltaRuleBackwardParams& p) {
   if constexpr (!std::is_same_v<T, double>)
-    if (takes_chunks<T>(p.in)) return delta_chunks_backward<T>(p);
+    if (supports_chunks<T>(p.in)) return delta_chunks_backward<T>(p);
   const int64_t tasks = p.in.num_sequences * p.in.num_heads;
   parallel_tasks(tasks, [&](auto next) {
     DeltaRuleGradient<T> gradient(p);

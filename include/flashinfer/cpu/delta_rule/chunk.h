@@ -140,7 +140,7 @@ inline void store_panel(const DeltaRuleInputs& in, void* states, int64_t head, i
 // Return true if the chunk form supports the call: states are float, all rows share a decay, and sequences
 // have some tokens.
 template <typename T>
-bool takes_chunks(const DeltaRuleInputs& in) {
+bool supports_chunks(const DeltaRuleInputs& in) {
   return !std::is_same_v<T, double> && !in.gk && !in.beta_is_vector &&
          in.batch_size * in.num_tokens >= 8 * in.num_sequences;
 }

@@ -117,7 +117,7 @@ template <typename T>
 void delta_rule(const DeltaRuleParams& p) {
   if constexpr (!std::is_same_v<T, double>) {
     const bool steps = p.slots.data || p.output_slots.data || p.a_log || p.beta_sigmoid || p.snapshots;
-    if (!steps && p.state_dtype == DType::kFloat32 && takes_chunks<T>(p.in)) return delta_rule_chunks<T>(p);
+    if (!steps && p.state_dtype == DType::kFloat32 && supports_chunks<T>(p.in)) return delta_rule_chunks<T>(p);
   }
   const int64_t slices = (p.in.value_dim + kDeltaColumns - 1) / kDeltaColumns, heads = p.in.num_value_heads;
   parallel_tasks(p.in.num_sequences * heads * slices, [&](auto next) {

@@ -11,10 +11,10 @@
 
 namespace flashinfer::cuda {
 
-template <typename T, int kRows, bool kRowGate>
+template <typename T, int kRows, bool kChannels>
 struct DeltaGradient {
   static constexpr int kKeys = 4 * kRows, kColumns = kRows == 64 ? 64 : 128, kThreads = 4 * kColumns;
-  using Tokens = DeltaTokens<kRows, kColumns, 4, kRowGate>;
+  using Tokens = DeltaTokens<kRows, kColumns, 4, kChannels>;
   using State = DeltaState<kRows>;
 
   struct Shared {
@@ -73,7 +73,7 @@ struct DeltaGradient {
       for (int i = 0; i < count; ++i) {
         float k[kRows];
         State::load_row(shared.tokens.k[i], k);
-        state.template decay<kRowGate>(shared.tokens.decay[i]);
+        state.template decay<kChannels>(shared.tokens.decay[i]);
         const float r = shared.tokens.v[i][own_column()] - state.dot(k);
         if (inside && State::part() == 0) value_at(sums.r, first + i) = r;
         state.add(k, shared.tokens.beta[i][own_column()] * r);
@@ -81,22 +81,22 @@ struct DeltaGradient {
     }
   }
 
-  // Computes <dS, S> of each row of the last state.
+  // Compute <dS, S> of each row of the last state.
   __device__ __forceinline__ void dot_last_states(const State& state, const State& grad) const {
     auto& partials = shared.partials[0];
     float products[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) products[i] = state.at[i] * grad.at[i];
-    partials.put(products);
+    partials.store_rows(products);
     __syncthreads();
     const int64_t at = work.slice * sums.heads_of_states + work.head_index(in);
-    if (kRowGate)
-      for (int d = threadIdx.x; d < in.key_dim; d += kThreads) sums.last_row[at * in.key_dim + d] = partials.row(d);
+    if (kChannels)
+      for (int d = threadIdx.x; d < in.key_dim; d += kThreads) sums.last_gk[at * in.key_dim + d] = partials.row(d);
     if (threadIdx.x < 32) {
       float total = 0;
       for (int d = threadIdx.x; d < kKeys; d += 32) total += partials.row(d);
       total = lanes_sum<32>(total);
-      if (threadIdx.x == 0) sums.last_gate[at] = total;
+      if (threadIdx.x == 0) sums.last_g[at] = total;
     }
   }
 
@@ -114,7 +114,7 @@ struct DeltaGradient {
         float products[kRows];
 #pragma unroll
         for (int j = 0; j < kRows; ++j) products[j] = grad.at[j] * u;
-        partials.put(products);
+        partials.store_rows(products);
         State::load_row(shared.tokens.k[i], row);
         const float dy = grad.dot(row), dv = beta * dy;
         partials.store_scalars(dy * r, dv * shared.tokens.v[i][own_column()]);
@@ -125,16 +125,16 @@ struct DeltaGradient {
             static_cast<float*>(p.grad_beta)[number * in.value_dim + column] = dy * r;
         }
         grad.add(row, -dv);
-        grad.template decay<kRowGate>(shared.tokens.decay[i]);
+        grad.template decay<kChannels>(shared.tokens.decay[i]);
         __syncthreads();
         const int64_t at = work.slice * sums.tokens + number;
         for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
           const float total = partials.row(d);
           sums.dk[at * in.key_dim + d] = total;
-          if (kRowGate) sums.row_gate[at * in.key_dim + d] = -shared.tokens.k[i][d] * total;
+          if (kChannels) sums.gk[at * in.key_dim + d] = -shared.tokens.k[i][d] * total;
         }
         if (threadIdx.x == kThreads - 1) sums.dbeta[at] = partials.scalar_sum(0);
-        if (threadIdx.x == kThreads - 2) sums.gate[at] = -partials.scalar_sum(1);
+        if (threadIdx.x == kThreads - 2) sums.g[at] = -partials.scalar_sum(1);
         __syncthreads();
       }
     }
@@ -153,24 +153,24 @@ struct DeltaGradient {
         const int64_t t = first + i;
         const float r = inside ? value_at(sums.r, t) : 0.f, dv = inside ? value_at(sums.dv, t) : 0.f;
         float products[kRows];
-        state.template decay<kRowGate>(shared.tokens.decay[i]);
+        state.template decay<kChannels>(shared.tokens.decay[i]);
 #pragma unroll
         for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * dv;
-        shared.partials[0].put(products);
+        shared.partials[0].store_rows(products);
         float row[kRows];
         State::load_row(shared.tokens.k[i], row);
         state.add(row, shared.tokens.beta[i][own_column()] * r);
         const float go = scaled_grad(t);
 #pragma unroll
         for (int j = 0; j < kRows; ++j) products[j] = state.at[j] * go;
-        shared.partials[1].put(products);
+        shared.partials[1].store_rows(products);
         __syncthreads();
         const int64_t at = (work.slice * sums.tokens + work.token_index(in, t)) * in.key_dim;
         for (int d = threadIdx.x; d < in.key_dim; d += kThreads) {
           const float read = shared.partials[0].row(d), dq = shared.partials[1].row(d);
           sums.dk[at + d] -= read;
           sums.dq[at + d] = dq;
-          if (kRowGate) sums.row_gate[at + d] += shared.tokens.q[i][d] * dq - shared.tokens.k[i][d] * read;
+          if (kChannels) sums.gk[at + d] += shared.tokens.q[i][d] * dq - shared.tokens.k[i][d] * read;
         }
         __syncthreads();
       }
@@ -178,10 +178,10 @@ struct DeltaGradient {
   }
 };
 
-template <typename T, int kRows, bool kRowGate>
-__global__ void __launch_bounds__(DeltaGradient<T, kRows, kRowGate>::kThreads)
+template <typename T, int kRows, bool kChannels>
+__global__ void __launch_bounds__(DeltaGradient<T, kRows, kChannels>::kThreads)
     delta_rule_backward_kernel(const DeltaRuleBackwardParams p) {
-  using Gradient = DeltaGradient<T, kRows, kRowGate>;
+  using Gradient = DeltaGradient<T, kRows, kChannels>;
   __shared__ __align__(16) typename Gradient::Shared shared;
   const Gradient gradient(p, shared);
   typename Gradient::State state, grad;
@@ -220,7 +220,7 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
     float q_dot = 0, value_gate = 0, beta = 0;
     for (int64_t slice = 0; slice < sums.slices; ++slice) {
       const int64_t at = slice * sums.tokens + number;
-      value_gate += sums.gate[at], beta += sums.dbeta[at];
+      value_gate += sums.g[at], beta += sums.dbeta[at];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int64_t d = lane + 32 * i;
@@ -228,12 +228,12 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
         const float grad = sums.dq[at * in.key_dim + d];
         dq[i] += grad, dk[i] += sums.dk[at * in.key_dim + d];
         q_dot += grad * norm_q * element(q, d);
-        if (in.gk && slice > 0) sums.row_gate[number * in.key_dim + d] += sums.row_gate[at * in.key_dim + d];
+        if (in.gk && slice > 0) sums.gk[number * in.key_dim + d] += sums.gk[at * in.key_dim + d];
       }
     }
     q_dot = lanes_sum<32>(q_dot);
     if (lane != 0) continue;
-    sums.gate[number] = q_dot + value_gate;
+    sums.g[number] = q_dot + value_gate;
     if (p.grad_beta && !in.beta_is_vector) static_cast<float*>(p.grad_beta)[number] = beta;
   }
   float q_dots = 0, k_dots = 0;
@@ -252,34 +252,33 @@ __global__ void delta_rule_rows_kernel(const DeltaRuleBackwardParams p, int colu
   }
 }
 
-// Sums the gates of a sequence from the last token to the first, per value head or per row of its state. A
-// warp takes 32 tokens at a time. For rows, a thread takes one row.
-template <bool kRowGate>
+// Sum the gates of a sequence from the last token to the first, per value head, or with kChannels per
+// channel. A warp takes 32 tokens at a time. With kChannels, a thread takes one channel.
+template <bool kChannels>
 __global__ void delta_rule_gates_kernel(const DeltaRuleBackwardParams p, int columns) {
   const DeltaRuleInputs& in = p.in;
   const DeltaBackwardSums sums(in, columns, p.workspace);
   const int64_t head = blockIdx.x, value_head = head % in.num_value_heads;
   const Sequence tokens = sequence_of(in, head / in.num_value_heads);
   const auto number = [&](int64_t t) { return (tokens.batch * in.num_tokens + t) * in.num_value_heads + value_head; };
-  if constexpr (kRowGate) {
+  if constexpr (kChannels) {
     for (int64_t d = threadIdx.x; d < in.key_dim; d += blockDim.x) {
       float total = 0;
       for (int64_t slice = 0; slice < sums.slices; ++slice)
-        total += sums.last_row[(slice * sums.heads_of_states + head) * in.key_dim + d];
+        total += sums.last_gk[(slice * sums.heads_of_states + head) * in.key_dim + d];
 #pragma unroll 8
       for (int64_t t = tokens.end - 1; t >= tokens.begin; --t) {
-        total += sums.row_gate[number(t) * in.key_dim + d];
+        total += sums.gk[number(t) * in.key_dim + d];
         static_cast<float*>(p.grad_gk)[number(t) * in.key_dim + d] = total;
       }
     }
   } else {
     const int lane = threadIdx.x;
     float carried = 0;
-    for (int64_t slice = 0; slice < sums.slices; ++slice)
-      carried += sums.last_gate[slice * sums.heads_of_states + head];
+    for (int64_t slice = 0; slice < sums.slices; ++slice) carried += sums.last_g[slice * sums.heads_of_states + head];
     for (int64_t last = tokens.end - 1; last >= tokens.begin; last -= 32) {
       const int64_t t = last - lane;
-      float total = t >= tokens.begin ? sums.gate[number(t)] : 0.f;
+      float total = t >= tokens.begin ? sums.g[number(t)] : 0.f;
 #pragma unroll
       for (int by = 1; by < 32; by *= 2) {
         const float other = __shfl_up_sync(kAllLanes, total, by);
@@ -297,8 +296,8 @@ void delta_rule_backward(const DeltaRuleBackwardParams& p, const Launch& where) 
   const Launch serial{where.stream, where.device, 0};  // no PDL: each kernel reads the output of the previous one
   const DeltaRuleInputs& in = p.in;
   const int columns = delta_backward_columns(in);
-  with_delta_shape(in, [&](auto rows, auto row_gate) {
-    launch(delta_rule_backward_kernel<T, rows(), row_gate()>, static_cast<unsigned>(delta_blocks(in, columns)),
+  with_delta_shape(in, [&](auto rows, auto channels) {
+    launch(delta_rule_backward_kernel<T, rows(), channels()>, static_cast<unsigned>(delta_blocks(in, columns)),
            4 * columns, serial, p);
   });
   const int64_t num_rows = in.batch_size * in.num_tokens * in.num_heads;

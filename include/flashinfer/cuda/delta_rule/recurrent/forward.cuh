@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(DeltaRuleShape<kRows>::kThreads, DeltaRuleShap
 
 template <typename T>
 void delta_rule(const DeltaRuleParams& p, const Launch& where) {
-  if (takes_step(p)) return delta_step<T>(p, where);
+  if (supports_step(p)) return delta_step<T>(p, where);
   with_delta_shape(p.in, [&](auto rows, auto channels) {
     using Shape = DeltaRuleShape<rows() / 2>;
     const auto blocks = static_cast<unsigned>(delta_blocks(p.in, Shape::kColumns));

@@ -10,11 +10,11 @@ namespace flashinfer::cuda {
 // Workspace of float sums, one block after the other for each slice of columns.
 struct DeltaBackwardSums {
   int64_t slices, tokens, keys, values, heads_of_states;
-  bool row_gates;
-  float *r, *dv;                // [B, T, HV, V]
-  float *dq, *dk, *row_gate;    // [slices, B, T, HV, K]
-  float *dbeta, *gate;          // [slices, B, T, HV]
-  float *last_gate, *last_row;  // [slices, N, HV] and [slices, N, HV, K]: <dS, S> after the last token
+  bool has_gk;
+  float *r, *dv;            // [B, T, HV, V]
+  float *dq, *dk, *gk;      // [slices, B, T, HV, K]
+  float *dbeta, *g;         // [slices, B, T, HV]
+  float *last_g, *last_gk;  // [slices, N, HV] and [slices, N, HV, K]: <dS, S> after the last token
 
   FLASHINFER_HD DeltaBackwardSums(const DeltaRuleInputs& in, int columns, void* workspace)
       : slices((in.value_dim + columns - 1) / columns),
@@ -22,7 +22,7 @@ struct DeltaBackwardSums {
         keys(tokens * in.key_dim),
         values(tokens * in.value_dim),
         heads_of_states(in.num_sequences * in.num_value_heads),
-        row_gates(in.gk != nullptr) {
+        has_gk(in.gk != nullptr) {
     float* next = static_cast<float*>(workspace);
     const auto allocate = [&](int64_t count) {
       float* const here = next;
@@ -33,10 +33,10 @@ struct DeltaBackwardSums {
     dv = allocate(values);
     dq = allocate(slices * keys);
     dk = allocate(slices * keys);
-    dbeta = allocate(slices * tokens), gate = allocate(slices * tokens);
-    last_gate = allocate(slices * heads_of_states);
-    row_gate = allocate(row_gates ? slices * keys : 0);
-    last_row = allocate(row_gates ? slices * heads_of_states * in.key_dim : 0);
+    dbeta = allocate(slices * tokens), g = allocate(slices * tokens);
+    last_g = allocate(slices * heads_of_states);
+    gk = allocate(has_gk ? slices * keys : 0);
+    last_gk = allocate(has_gk ? slices * heads_of_states * in.key_dim : 0);
     end = next;
   }
   float* end;
@@ -49,7 +49,7 @@ inline int64_t delta_rule_workspace(const DeltaRuleInputs& in) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(sums.end));
 }
 
-// Sums one value per state row over a warp's eight columns. Three exchanges halve the values. The thread of
+// Sum one value per state row over a warp's eight columns. Three exchanges halve the values. The thread of
 // column c then has the sums of rows c, c + 8 and so on of its part.
 template <int kRows>
 __device__ __forceinline__ void column_sums(float (&values)[kRows], float (&sums)[kRows / 8]) {
@@ -82,7 +82,7 @@ struct DeltaColumnSums {
   float scalars[kWarps][2];
 
   template <int kRows>
-  __device__ __forceinline__ void put(float (&values)[kRows]) {
+  __device__ __forceinline__ void store_rows(float (&values)[kRows]) {
     float sums[kRows / 8];
     column_sums(values, sums);
     const int column = threadIdx.x % 32 / 4;

@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kStepThreads, 4) delta_step_kernel(const Delta
 }
 
 // Return true if the call has few tokens, and a thread can load four adjacent elements of a state at once.
-inline bool takes_step(const DeltaRuleParams& p) {
+inline bool supports_step(const DeltaRuleParams& p) {
   const DeltaRuleInputs& in = p.in;
   if (in.num_tokens > kStepTokens || in.cu_seqlens.data || in.key_dim > 128) return false;
   if ((in.v_first ? in.key_dim : in.value_dim) % 4 != 0) return false;

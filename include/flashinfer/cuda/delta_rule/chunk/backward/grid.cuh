@@ -16,6 +16,7 @@ struct GradientGrid {
         group(static_cast<int>(in.group())),
         parts(parts_) {}
 };
+// A position in the loops. `member` is the value head's index in its group.
 struct GradientCursor {
   int item, part, member, slice;
   int parts_done, heads_done;  // key parts and value heads that this CTA has finished: indices of rings

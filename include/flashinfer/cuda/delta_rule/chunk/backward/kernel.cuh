@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       Gradients(p, shared).add_slice(step, sums, state_dot);
       __syncthreads();
       // With a single slice per value head and two stages of rows and factors, the copies of step + 2 would
-      // overwrite what finish_head() still reads.
+      // overwrite rows and factors that finish_head() still reads.
       const bool loads_early = Shape::kHeads > 2 || grid.slices > 1;
       if (loads_early) load(step + 2);
       if (cursor_of_step.last_slice(grid)) {

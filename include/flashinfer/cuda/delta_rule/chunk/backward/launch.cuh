@@ -11,8 +11,8 @@
 namespace flashinfer::cuda {
 
 template <typename T>
-bool takes_chunks(const DeltaRuleBackwardParams& p, const Launch& where) {
-  return takes_chunks<T>(p.in, where) && !(p.in.g && p.in.gk) && p.grad_o &&
+bool supports_chunks(const DeltaRuleBackwardParams& p, const Launch& where) {
+  return supports_chunks<T>(p.in, where) && !(p.in.g && p.in.gk) && p.grad_o &&
          reinterpret_cast<uintptr_t>(p.grad_o) % 16 == 0;
 }
 
@@ -62,7 +62,7 @@ void delta_rule_chunks_backward(const DeltaRuleBackwardParams& p, const Launch& 
   }
 }
 
-// Keys from 129 to 256, more than one warp holds in registers.
+// Key dimensions from 129 to 256, more than one warp holds in registers.
 template <typename T>
 struct DeltaWideShape : DeltaWarpgroupShape<T, 256, 2> {
   static constexpr int kPartTokens = 16;  // the staging blocks leave no smem for more
@@ -90,7 +90,7 @@ void delta_rule_wide_chunks_backward(const DeltaRuleBackwardParams& p, const Lau
   }
 }
 
-// A decay per channel of k.
+// Launch with a decay per channel of k.
 template <typename T, int kKeys>
 void delta_rule_channels_backward(const DeltaRuleBackwardParams& p, const Launch& where) {
   const Launch serial{where.stream, where.device, 0};

@@ -1,5 +1,5 @@
-// Epilogue of the gradient kernel: stores dq and dk of a chunk and head of q and k, and dg, dbeta and dV of a
-// value head.
+// Epilogue of the gradient kernel: the stores of dq and dk of a chunk and head of q and k, and of dg, dbeta and
+// dV of a value head.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/backward/grid.cuh>
@@ -45,7 +45,7 @@ struct DeltaGradientOutput : Shape::Products {
     }
     return make_float2(quad_sum(total.x), quad_sum(total.y));
   }
-  // Differentiates the normalisation: dx = sum - f^2 x <x, sum>.
+  // Differentiate the normalisation: dx = sum - f^2 x <x, sum>.
   __device__ __forceinline__ void project(Sums& sums, const Rows& tile, const float (&factors)[kDeltaChunk],
                                           const float2& all) const {
 #pragma unroll
@@ -82,7 +82,7 @@ struct DeltaGradientOutput : Shape::Products {
     }
   }
 
-  // Sums gates from the last token to the first, with one warp.
+  // Sum gates from the last token to the first, with one warp.
   __device__ __forceinline__ void store_gates(const Cursor& at, const float (&row_dot)[2][kDeltaChunk],
                                               const float (&after_parts)[8]) const {
     const auto token_dot = [&](int i) { return row_dot[0][i] + row_dot[1][i]; };

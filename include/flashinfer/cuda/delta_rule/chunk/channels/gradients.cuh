@@ -36,7 +36,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
         element(shared.read_k, row, channel()) = from_float<T>(product * to_float(element(shared.k, row, channel())));
         element(shared.read_q, row, channel()) = from_float<T>(product * to_float(element(shared.q, row, channel())));
       }
-      shared.blocks[block][channel()] = product;
+      shared.block_decay[block][channel()] = product;
       product = 1;
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
@@ -105,7 +105,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     float state = 0, decay = 1;  // <D, S after the chunk>
 #pragma unroll
     for (int block = kBlocks - 1; block >= 0; --block)
-      state += decay * shared.written[block][channel()], decay *= shared.blocks[block][channel()];
+      state += decay * shared.written[block][channel()], decay *= shared.block_decay[block][channel()];
     float product = 0;
 #pragma unroll
     for (int part = 0; part < Shared::kParts; ++part) product += shared.product[part][channel()];
@@ -162,7 +162,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       for (int e = 0; e < 4; ++e) unpack<T>(pairs[e], to[8 * part + 2 * e], to[8 * part + 2 * e + 1]);
     }
   }
-  // Store dq or dk with four threads per row, and differentiates the normalisation.
+  // Store dq or dk with four threads per row, and differentiate the normalisation.
   __device__ __forceinline__ void store(void* to, const Cursor& at, const typename Shared::Sums& sums, const Rows& tile,
                                         const float (&factors)[kDeltaChunk]) const {
     const int row = thread / 4;

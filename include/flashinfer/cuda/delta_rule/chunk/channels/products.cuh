@@ -40,10 +40,10 @@ struct DeltaChannelGradientsShared {
   };
   typename Shape::Products::Matrix p, x;  // dP, and X
   DeltaGradientFactors factors;
-  float blocks[kBlocks][kKeys];   // decay over all rows of a block
-  float written[kBlocks][kKeys];  // <k, u D'> with the decays from the row to the end of the block
-  float product[kParts][kKeys];   // <D, S>
-  float after[kBlocks][kKeys];    // part of dg that a block adds to all earlier rows
+  float block_decay[kBlocks][kKeys];  // decay over all rows of a block
+  float written[kBlocks][kKeys];      // <k, u D'> with the decays from the row to the end of the block
+  float product[kParts][kKeys];       // <D, S>
+  float after[kBlocks][kKeys];        // part of dg that a block adds to all earlier rows
   DeltaBackwardWorkspace workspace;
   GradientGrid grid;
 };
@@ -154,7 +154,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       uint32_t p_block[1][4], x_block[1][4], b[2][2];
       load_block_a<false>(p_block[0], ptx::shared_address(shared.p[DeltaMatrices::block(rows, m)]));
       load_block_a<false>(x_block[0], ptx::shared_address(shared.x[DeltaMatrices::block(rows, m)]));
-      scale_channels(sums.dq, shared.blocks[m]), scale_channels(sums.dk_row, shared.blocks[m]);
+      scale_channels(sums.dq, shared.block_decay[m]), scale_channels(sums.dk_row, shared.block_decay[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         update_k.load(b, m, first + 2 * pair);
@@ -167,7 +167,7 @@ struct DeltaChannelProducts : DeltaGradientSlices<Shape> {
       uint32_t p_block[1][4], x_block[1][4], b[2][2];
       load_block<true>(p_block[0], ptx::shared_address(shared.p[DeltaMatrices::block(m, rows)]));
       load_block<true>(x_block[0], ptx::shared_address(shared.x[DeltaMatrices::block(m, rows)]));
-      scale_channels(sums.dk_col, shared.blocks[m]);
+      scale_channels(sums.dk_col, shared.block_decay[m]);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         read_q.load(b, m, first + 2 * pair);

@@ -16,7 +16,7 @@ constexpr int kChunkSharedBytes = 163 << 10;
 // Return true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
 // sequences have at least a chunk of tokens on average.
 template <typename T>
-bool takes_chunks(const DeltaRuleInputs& in, const Launch& where) {
+bool supports_chunks(const DeltaRuleInputs& in, const Launch& where) {
   if constexpr (!kIsHalfType<T>) return false;
   const auto aligned = [](const void* rows) { return reinterpret_cast<uintptr_t>(rows) % 16 == 0; };
   const auto copies_by_16 = [&](const void* rows, const TokenStrides& strides) {
