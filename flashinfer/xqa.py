@@ -132,6 +132,8 @@ def trtllm_batch_decode_with_kv_cache(
     lse: torch.Tensor | None = None,
     return_lse: bool = False,
     multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
+    uses_shared_paged_kv_idx: bool = True,
+    bmm1_scale_log2: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute :func:`xqa_batch_decode_with_kv_cache`, with the arguments of another FlashInfer function.
 
@@ -147,12 +149,14 @@ def trtllm_batch_decode_with_kv_cache(
         cum_seq_lens_q: ``[batch_size + 1]`` int32, the first query of each request.
         skip_softmax_threshold_scale_factor, multi_ctas_kv_counter_buffer: accepted and ignored. Results are exact.
         lse, return_lse: ``None`` and ``False``. The lse is not computed.
+        uses_shared_paged_kv_idx: ``True``. Keys and values have one page table.
+        bmm1_scale_log2: ``None``. ``bmm1_scale`` may be a tensor.
 
     Returns:
         ``out``, or a new tensor of ``query``'s shape and ``out_dtype``.
 
     Raises:
-        UnsupportedError: an lse, or a cache of 4 bits.
+        UnsupportedError: an lse, a cache of 4 bits, page tables of their own for keys and values, or a scale in base 2.
         ValueError, TypeError, GradientError: as there.
     """
     op = "trtllm_batch_decode_with_kv_cache"
@@ -161,6 +165,10 @@ def trtllm_batch_decode_with_kv_cache(
         check_none(op, name, value, "outputs of 4 bits are not supported")
     if lse is not None or return_lse:
         raise UnsupportedError(f"{op}: return_lse: got True or an lse, wanted False: plan-free decode computes none")
+    if not uses_shared_paged_kv_idx:
+        raise UnsupportedError(f"{op}: uses_shared_paged_kv_idx: got False, wanted True: keys and values share a table")
+    if bmm1_scale_log2 is not None:
+        raise UnsupportedError(f"{op}: bmm1_scale_log2: got a tensor, wanted None: pass bmm1_scale as a tensor")
     if kv_cache_sf is not None:
         raise UnsupportedError(f"{op}: kv_cache_sf: got scales, wanted None: {_FP4}")
     check_tensor(op, "query", query)

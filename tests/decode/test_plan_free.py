@@ -294,7 +294,8 @@ def test_the_form_of_trtllm(device):
     want = batch.wanted(sm_scale=0.2, window_left=600) * 1.1
     got = trtllm_batch_decode_with_kv_cache(
         *given, 3000, 0.2, 1.1, 600, None, skip_softmax_threshold_scale_factor=None, kv_cache_sf=None,
-        multi_ctas_kv_counter_buffer=torch.empty(1, device=device), backend="xqa",
+        multi_ctas_kv_counter_buffer=torch.empty(1, device=device), backend="xqa", uses_shared_paged_kv_idx=True,
+        bmm1_scale_log2=None,
     )  # fmt: skip
     assert_near(got, want)
     eight = trtllm_batch_decode_with_kv_cache(*given, 3000, 0.2, 1.1 / 0.02, 600, out_dtype=E4M3, o_scale=0.02)
@@ -388,9 +389,13 @@ def test_unsupported_arguments():
     given, sf = batch.arguments, torch.zeros(1)
     with pytest.raises(UnsupportedError, match="kv_cache_sf: got scales, wanted None"):
         xqa_batch_decode_with_kv_cache(**given, kv_cache_sf=sf)
-    for more in (dict(return_lse=True), dict(lse=sf), dict(kv_cache_sf=sf)):
-        with pytest.raises(UnsupportedError, match="trtllm_batch_decode_with_kv_cache: (return_lse|kv_cache_sf): got"):
-            trtllm_batch_decode_with_kv_cache(**given, **more)
+    for name, value in (
+        ("return_lse", True), ("kv_cache_sf", sf), ("uses_shared_paged_kv_idx", False), ("bmm1_scale_log2", sf),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match=f"trtllm_batch_decode_with_kv_cache: {name}: got"):
+            trtllm_batch_decode_with_kv_cache(**given, **{name: value})
+    with pytest.raises(UnsupportedError, match="trtllm_batch_decode_with_kv_cache: return_lse: got"):
+        trtllm_batch_decode_with_kv_cache(**given, lse=sf)
     for name, value in (("o_sf_scale", 1.0), ("o_sf_vec_size", 16), ("backend", "trtllm-gen"), ("out_dtype", "uint8")):
         with pytest.raises((ValueError, TypeError), match=f"trtllm_batch_decode_with_kv_cache: (out|{name}): got"):
             trtllm_batch_decode_with_kv_cache(**given, **{name: value})
