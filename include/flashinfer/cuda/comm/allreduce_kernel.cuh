@@ -29,7 +29,8 @@ constexpr int kMaxCluster = 8;
 
 // Partial results of all warps of a cluster. A word has the number of its reduction in the upper half and a
 // float in the lower one. Two rows suffice: a warp stores a word of reduction k + 2 after it has those of k +
-// 1 of all warps, and each of these has read its words of reduction k.
+// 1 of all warps, and each of these has read its words of reduction k. Stores and loads of words are relaxed
+// accesses of cluster scope. racecheck of compute-sanitizer reports them, as it does all polling.
 struct ClusterWords {
   uint64_t at[2][kMaxCluster * kCommThreads / 32];
 };
