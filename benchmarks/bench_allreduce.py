@@ -29,7 +29,8 @@ import torch.distributed as dist
 from timing import Report, host_seconds
 
 from flashinfer.comm.allreduce import allreduce_fusion
-from flashinfer.comm.alltoall import Mapping, MoeAlltoAll
+from flashinfer.comm.alltoall import MoeAlltoAll
+from flashinfer.comm.mapping import Mapping
 from flashinfer.comm.shares import all_gather, reduce_scatter
 from flashinfer.comm.trtllm_ar import AllReduceFusionPattern as Pattern
 from flashinfer.comm.workspace import create_allreduce_fusion_workspace

@@ -9,7 +9,6 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -40,7 +39,7 @@ from .workspace import (
     share_empty,
 )
 
-__all__ = ["Mapping", "MnnvlConfig", "MoeAlltoAll", "moe_a2a_get_workspace_size_per_rank"]
+__all__ = ["MoeAlltoAll", "moe_a2a_get_workspace_size_per_rank"]
 
 # Numbers of common/moe_alltoall.h.
 MAX_PAYLOADS = 6
@@ -60,45 +59,6 @@ _moe_combine = define(
     fallback=without_gradient("moe_combine", "payload"),
     on_host=("table",),
 )
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """Parallel groups of a rank, by FlashInfer's names. Only ``moe_ep_size`` and ``moe_ep_rank`` are read here."""
-
-    world_size: int = 1
-    rank: int = 0
-    gpus_per_node: int = 8
-    cp_size: int = 1
-    tp_size: int = 1
-    pp_size: int = 1
-    moe_tp_size: int = -1
-    moe_ep_size: int = -1
-
-    def __post_init__(self) -> None:
-        """Fill in the sizes of the experts' groups that are not given."""
-        tensor, expert = self.moe_tp_size, self.moe_ep_size
-        if expert < 1:
-            expert = self.tp_size // tensor if tensor > 0 else 1
-        object.__setattr__(self, "moe_ep_size", expert)
-        object.__setattr__(self, "moe_tp_size", tensor if tensor > 0 else self.tp_size // expert)
-        if self.moe_tp_size * expert != self.tp_size:
-            got = f"{self.moe_tp_size} x {expert}"
-            raise value_error("Mapping", "moe_tp_size x moe_ep_size", got, f"{self.tp_size} as tp_size")
-
-    @property
-    def moe_ep_rank(self) -> int:
-        """Return this rank's number in its group of experts."""
-        return self.rank % self.tp_size % self.moe_ep_size
-
-
-@dataclass(frozen=True)
-class MnnvlConfig:
-    """Options of FlashInfer's memory over a fabric. Only ``comm_backend`` is read here."""
-
-    comm_backend: CommBackend | None = None
-    fabric_page_size: int = 1 << 29
-    allocation_granularity: int = 0
 
 
 def moe_a2a_get_workspace_size_per_rank(
@@ -184,14 +144,14 @@ class MoeAlltoAll:
     addresses, so the object must outlive them.
 
     Args:
-        mapping: with ``moe_ep_size`` and ``moe_ep_rank``, such as :class:`Mapping`.
+        mapping: with ``moe_ep_size`` and ``moe_ep_rank``, such as :class:`flashinfer.comm.Mapping`.
         max_num_tokens: the most tokens of a rank in a call, equal on all ranks.
         top_k: experts of a token.
         num_experts: of all ranks, a multiple of the ranks.
         workspace_size_per_rank: bytes of :func:`moe_a2a_get_workspace_size_per_rank`. By default they serve 16-bit
             rows of ``hidden_size``, with an id and a float32 weight for each expert.
         hidden_size: columns of a row, needed without ``workspace_size_per_rank``.
-        mnnvl_config: has the exchange of objects, such as :class:`MnnvlConfig`.
+        mnnvl_config: has the exchange of objects, such as :class:`flashinfer.comm.MnnvlConfig`.
         comm_backend, group: exchange objects between the ranks without ``mnnvl_config``, by default all ranks.
         device: of the payloads, by default the current GPU, or the CPU without one.
 

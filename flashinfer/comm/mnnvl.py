@@ -1,11 +1,12 @@
-"""Exchange of Python objects between ranks: classes that engines subclass, and a query."""
+"""Exchange of Python objects between ranks: classes that engines subclass, options, and a query."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CommBackend", "TorchDistBackend", "is_mnnvl_fabric_supported"]
+__all__ = ["CommBackend", "MnnvlConfig", "TorchDistBackend", "is_mnnvl_fabric_supported"]
 
 
 class CommBackend(ABC):
@@ -99,6 +100,15 @@ class TorchDistBackend(CommBackend):
         own = TorchDistBackend(dist.new_group(ranks, use_local_synchronization=True))
         own._ranks = ranks  # torch sorts the ranks of a group
         return own
+
+
+@dataclass(frozen=True)
+class MnnvlConfig:
+    """Options of FlashInfer's memory over a fabric. Only ``comm_backend`` is read by this library."""
+
+    comm_backend: CommBackend | None = None
+    fabric_page_size: int = 1 << 29
+    allocation_granularity: int = 0
 
 
 def is_mnnvl_fabric_supported(device_idx: int) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from flashinfer.comm.alltoall import Mapping, MoeAlltoAll
+from flashinfer.comm.alltoall import MoeAlltoAll
+from flashinfer.comm.mapping import Mapping
 from flashinfer.comm.workspace import TRTLLMAllReduceFusionWorkspace
 
 from ..support.cases import Cases, randn

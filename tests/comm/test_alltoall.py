@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from flashinfer.comm.alltoall import MAX_PAYLOADS, Mapping, MnnvlConfig, MoeAlltoAll
+from flashinfer.comm.alltoall import MAX_PAYLOADS, MoeAlltoAll
 from flashinfer.comm.alltoall import moe_a2a_get_workspace_size_per_rank as size_per_rank
+from flashinfer.comm.mapping import Mapping
+from flashinfer.comm.mnnvl import MnnvlConfig
 from flashinfer.comm.workspace import EPOCH_WORDS
 from flashinfer.errors import CaptureError, GradientError, GroupError
 

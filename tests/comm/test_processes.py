@@ -18,7 +18,8 @@ RANKS = """
     import torch.distributed as dist
     from flashinfer.comm import _trtllm, _vllm, allreduce, cuda_ipc
     from flashinfer.comm.allreduce import allreduce_fusion
-    from flashinfer.comm.alltoall import Mapping, MoeAlltoAll
+    from flashinfer.comm.alltoall import MoeAlltoAll
+    from flashinfer.comm.mapping import Mapping
     from flashinfer.comm.mnnvl import TorchDistBackend
     from flashinfer.comm.shares import all_gather, reduce_scatter
     from flashinfer.comm.workspace import create_allreduce_fusion_workspace

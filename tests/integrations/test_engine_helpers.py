@@ -148,15 +148,10 @@ def test_powers_of_two():
 
 
 ABSENT = (
-    "comm.Mapping",
-    "comm.MoeAlltoAll",
-    "comm.mapping",
-    "comm.moe_a2a_get_workspace_size_per_rank",
     "comm.trtllm_alltoall",
     "comm.trtllm_moe_alltoall",
     "comm.dcp_alltoall",
     "comm.PcieIpcAllReduceWorkspace",
-    "comm.mnnvl.MnnvlConfig",
     "comm.mnnvl.MnnvlMemory",
     "comm.mnnvl.McastGPUBuffer",
     "fused_moe.interleave_moe_weights_for_sm90_mixed_gemm",

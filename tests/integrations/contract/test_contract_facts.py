@@ -17,7 +17,7 @@ from ...support.tree import ROOT
 from . import facts
 from .facts import CALLS, NAMES, PRIVATE, QUESTIONS
 
-LATER = ("several GPUs", "SageAttention", "4-bit types", "head_dim 512", "checkpoints")
+LATER = ("serves one host", "SageAttention", "4-bit types", "head_dim 512", "checkpoints")
 
 
 @pytest.mark.parametrize("name", NAMES)
