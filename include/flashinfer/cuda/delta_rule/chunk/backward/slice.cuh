@@ -63,7 +63,9 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     return a[0] * b[0] + a[1] * b[1];
   }
 
-  // Store dP or X to smem, on and below the diagonal.
+  // Store dP or X to smem, on and below the diagonal. The rounding error of an element of X is added to the
+  // lane's next element of the row. For similar keys, dg contains sums of X over rectangles, and the carry
+  // keeps their errors from growing with the width.
   __device__ __forceinline__ void store_local(Matrix& dp, Matrix& x, const DeltaGradientFactors& factors,
                                               const Accumulator<16, kDeltaChunk>& local, float scale) const {
     const auto row_factor = [&](int at) {
@@ -71,6 +73,8 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
     };
     const float sums[2] = {factors.log2_decay[row()], factors.log2_decay[row() + 8]},
                 by[2] = {row_factor(row()), row_factor(row() + 8)};
+    const auto error_of = [&](float x) { return half ? x - to_float(from_float<T>(x)) : 0.f; };
+    float carry[2] = {};
 #pragma unroll
     for (int pair = 0; pair < kDeltaChunk / 16; ++pair) {
       if (pair > rows) continue;
@@ -82,11 +86,12 @@ struct DeltaGradientSlices : DeltaGradientOutput<Shape> {
         const float2 others = two(factors.log2_decay), k = two(factors.k_factor), beta = two(factors.beta);
         float first = ptx::ex2_approx(sums[i / 2] - others.x) * by[i / 2] * (k.x * beta.x);
         float second = ptx::ex2_approx(sums[i / 2] - others.y) * by[i / 2] * (k.y * beta.y);
-        first *= local[0][2 * pair + i % 2][i / 2 * 2], second *= local[0][2 * pair + i % 2][i / 2 * 2 + 1];
-        if (pair == rows) {
-          first = column + half <= at ? first : 0.f;
-          second = column + 1 + half <= at ? second : 0.f;
-        }
+        const float* const sum = &local[0][2 * pair + i % 2][i / 2 * 2];
+        first = first * sum[0] + carry[i / 2];
+        if (pair == rows) first = column + half <= at ? first : 0.f;
+        second = second * sum[1] + error_of(first);
+        if (pair == rows) second = column + 1 + half <= at ? second : 0.f;
+        carry[i / 2] = error_of(second);
         words[i] = pack<T>(first, second);
       }
       Products::put(half ? x : dp, pair, words);
