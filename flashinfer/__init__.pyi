@@ -38,6 +38,7 @@ from . import kda as kda
 from . import logits_processor as logits_processor
 from . import mamba as mamba
 from . import mla as mla
+from . import mxfp4_gemm as mxfp4_gemm
 from . import norm as norm
 from . import norm_backward as norm_backward
 from . import norm_quant as norm_quant
@@ -222,6 +223,11 @@ from .mla import BatchMLAPagedAttentionWrapper as BatchMLAPagedAttentionWrapper
 from .mla import gen_batch_decode_mla_module as gen_batch_decode_mla_module
 from .mla import gen_batch_mla_module as gen_batch_mla_module
 from .mla import trtllm_batch_decode_with_kv_cache_mla as trtllm_batch_decode_with_kv_cache_mla  # type: ignore[attr-defined]
+from .mxfp4_gemm import dequantize_mxfp4 as dequantize_mxfp4
+from .mxfp4_gemm import gen_mxfp4_gemm_module as gen_mxfp4_gemm_module
+from .mxfp4_gemm import interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm
+from .mxfp4_gemm import interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm
+from .mxfp4_gemm import quantize_mxfp4 as quantize_mxfp4
 from .norm import fused_add_rmsnorm as fused_add_rmsnorm
 from .norm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from .norm import gemma_rmsnorm as gemma_rmsnorm

@@ -119,6 +119,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer.mamba": (
         "flashinfer::selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, bool dt_softplus, Tensor? state_batch_indices, Tensor? dst_state_batch_indices, int pad_slot_id, Tensor(b!) out, bool update_state, Tensor(c!)? intermediate_states_buffer, Tensor? intermediate_state_indices, Tensor? rand_seed, int philox_rounds, Tensor? cu_seqlens, Tensor? num_accepted_tokens, Tensor(d!)? state_scale, Tensor(e!)? intermediate_state_scales) -> ()",
     ),
+    "flashinfer.mxfp4_gemm": (
+        "flashinfer::mxfp4_gemm(Tensor(a!) out, Tensor a, Tensor b, Tensor b_scale, Tensor m_indptr, Tensor? a_rows) -> ()",
+    ),
     "flashinfer.norm": (
         "flashinfer::rmsnorm_autograd(Tensor input, Tensor weight, float eps, Tensor? eps_tensor, bool? enable_pdl) -> Tensor",
         "flashinfer::rmsnorm(Tensor input, Tensor weight, float eps, bool? enable_pdl) -> Tensor",

@@ -11,6 +11,10 @@ from ..jit.modules.fused_moe import (
     gen_fused_moe_module,
     gen_fused_moe_sm100_module,
 )
+from ..mxfp4_gemm import dequantize_mxfp4 as dequantize_mxfp4
+from ..mxfp4_gemm import interleave_moe_scales_for_sm90_mixed_gemm as interleave_moe_scales_for_sm90_mixed_gemm
+from ..mxfp4_gemm import interleave_moe_weights_for_sm90_mixed_gemm as interleave_moe_weights_for_sm90_mixed_gemm
+from ..mxfp4_gemm import quantize_mxfp4 as quantize_mxfp4
 from . import core
 from .core import *  # noqa: F403 - every name of it is found here too, as in FlashInfer
 from .routing import fused_topk_deepseek, route

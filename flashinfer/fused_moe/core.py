@@ -17,6 +17,7 @@ from .._ops.numbers import check_range, whole
 from .._ops.sizes import differs
 from .._ops.tensors import check_count, check_dtype, check_tensor
 from ..errors import UnsupportedError
+from ..mxfp4_gemm import DEPTH, interleaved_scales
 from ..tllm_enums import DEFAULT_SITU_BETA as DEFAULT_SITU_BETA
 from ..tllm_enums import DEFAULT_SITU_LINEAR_BETA as DEFAULT_SITU_LINEAR_BETA
 from ..tllm_enums import DEFAULT_SWIGLU_ALPHA as DEFAULT_SWIGLU_ALPHA
@@ -29,6 +30,8 @@ from .workspace import Workspace, aligned_bytes, check_workspace
 
 _NAME = "cutlass_fused_moe"
 _INT32 = (torch.int32,)
+_HALVES = (torch.float16, torch.bfloat16)
+_BYTES = (torch.uint8,)
 _NO_KERNEL = (ActivationType.InvalidType, ActivationType.ClampedRelu2)
 
 
@@ -41,11 +44,16 @@ def _scales(
     quant_scales: Sequence[torch.Tensor] | None, fp8: bool, blocks: bool, first: torch.Tensor, second: torch.Tensor
 ) -> Scales | None:
     """Return ``quant_scales`` in float32, after checking them against the weights."""
-    count = 2 if blocks else 4 if fp8 else 0
+    four_bits = first.dtype == torch.uint8
+    count = 2 if blocks or four_bits else 4 if fp8 else 0
     scales = [] if quant_scales is None else list(quant_scales)
     check_range(_NAME, "quant_scales", len(scales), count, count, "tensors", f" for weights of {first.dtype}")
     if not scales:
         return None
+    if four_bits:
+        both = enumerate(zip(scales, (first, second), strict=True))
+        one, two = (interleaved_scales(_NAME, f"quant_scales[{i}]", scale, weight) for i, (scale, weight) in both)
+        return Scales(one, two)
     for index, scale in enumerate(scales):
         check_tensor(_NAME, f"quant_scales[{index}]", scale)
     experts, width, hidden = first.shape
@@ -119,13 +127,16 @@ def cutlass_fused_moe(
             ones add 0.
         token_final_scales: ``[T, k]`` float32; ``None``: 1.
         fc1_expert_weights: ``[E, 2 I, H]``, the rows of W3 before those of W1; ``[E, I, H]`` without a gate.
-            Of input's dtype, or float8_e4m3fn. E is the number of experts of this rank.
-        fc2_expert_weights: ``[E, H, I]``.
+            Of input's dtype, or float8_e4m3fn. E is the number of experts of this rank. In MXFP4, uint8
+            ``[E, 2 I, H / 2]`` from :func:`flashinfer.interleave_moe_weights_for_sm90_mixed_gemm`, with input in
+            float16 or bfloat16.
+        fc2_expert_weights: ``[E, H, I]``, in MXFP4 ``[E, H, I / 2]``.
         output_dtype: float32, float16 or bfloat16.
         quant_scales: ``None`` or ``[]``; in float8_e4m3fn
             ``[first [E], activated [], second [E], input []]``: ``first`` and ``second`` multiply the
             products, ``activated`` multiplies the operand of the second; for blocks
-            ``[[E, 2 I / 128, H / 128], [E, H / 128, I / 128]]``.
+            ``[[E, 2 I / 128, H / 128], [E, H / 128, I / 128]]``; in MXFP4 the scales of both weights from
+            :func:`flashinfer.interleave_moe_scales_for_sm90_mixed_gemm`, uint8 or the same bytes as int32.
         fc1_expert_biases, fc2_expert_biases: ``[E, 2 I]`` and ``[E, H]``, added before the activation and
             before the scale of a token.
         swiglu_alpha, swiglu_beta, swiglu_limit: ``[E]`` float32, each optional (1, 0, no limit):
@@ -138,6 +149,7 @@ def cutlass_fused_moe(
         use_deepseek_fp8_block_scale, use_fp8_block_scaling: two names of one option. Weights in float8_e4m3fn
             have a scale for each 128 x 128. Input of 16 or 32 bits is quantised here, with a scale for each
             128 of a row.
+        use_w4_group_scaling: true for weights in MXFP4. H and I are multiples of 128: pad with zeros.
         activation_type: Swiglu, SwigluBias, SwigluStep, Geglu, GegluTanh, Situ; without a gate Relu2, Relu,
             Gelu, Silu, Identity.
         situ_beta, situ_linear_beta: ``[E]`` float32, of Situ,
@@ -153,28 +165,32 @@ def cutlass_fused_moe(
     Raises:
         ValueError: invalid shapes or devices.
         TypeError: invalid dtypes.
-        UnsupportedError: weights of 4 bits, ``input_sf``, ``clamped_relu2_limit``, another backend, clusters,
-            and a true ``use_w4_group_scaling``, ``use_w4a8_group_scaling``, ``use_mxfp8_act_scaling``,
+        UnsupportedError: other weights of 4 bits, ``input_sf``, ``clamped_relu2_limit``, another backend,
+            clusters, and a true ``use_w4a8_group_scaling``, ``use_mxfp8_act_scaling``,
             ``use_packed_weights``, ``use_wfp4afp8_humming`` or ``min_latency_mode``.
         GradientError: a tensor requires a gradient.
     """
     for name, value in {
         "input_sf": input_sf is not None, "clamped_relu2_limit": clamped_relu2_limit is not None,
-        "use_w4_group_scaling": use_w4_group_scaling, "use_w4a8_group_scaling": use_w4a8_group_scaling,
-        "use_mxfp8_act_scaling": use_mxfp8_act_scaling, "use_packed_weights": use_packed_weights,
-        "use_wfp4afp8_humming": use_wfp4afp8_humming, "min_latency_mode": min_latency_mode,
-        "cluster_size": cluster_size != 1, "backend": backend != "cutlass",
+        "use_w4a8_group_scaling": use_w4a8_group_scaling, "use_mxfp8_act_scaling": use_mxfp8_act_scaling,
+        "use_packed_weights": use_packed_weights, "use_wfp4afp8_humming": use_wfp4afp8_humming,
+        "min_latency_mode": min_latency_mode, "cluster_size": cluster_size != 1, "backend": backend != "cutlass",
     }.items():  # fmt: skip
         if value:
-            raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; use bfloat16, float16 or fp8 weights")
+            raise UnsupportedError(f"{_NAME}: {name}: has no kernel here; use bfloat16, float16, fp8 or MXFP4 weights")
     x, ids, first, second = input, token_selected_experts, fc1_expert_weights, fc2_expert_weights
-    if isinstance(first, torch.Tensor) and first.dtype in (torch.int64, torch.uint8):
-        raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {FP4}")
-    tokens, hidden, slots, experts, width, inner = bind(
-        _NAME, input=(x, "t h"), token_selected_experts=(ids, "t k", _INT32), fc1_expert_weights=(first, "e w h"),
+    four_bits = bool(use_w4_group_scaling)
+    if not four_bits and isinstance(first, torch.Tensor) and first.dtype in (torch.int64, torch.uint8):
+        raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {FP4}, or MXFP4 with use_w4_group_scaling")
+    tokens, hidden, slots, experts, width, *_, inner = bind(
+        _NAME, input=(x, "t h"), token_selected_experts=(ids, "t k", _INT32),
+        fc1_expert_weights=(first, "e w p", _BYTES) if four_bits else (first, "e w h"),
         fc2_expert_weights=(second, "e h i", "fc1_expert_weights"), token_final_scales=(token_final_scales, "?t k", F32),
         output=(output, "?t h", (output_dtype,)),
     )  # fmt: skip
+    if four_bits:
+        inner *= 2
+        _check_four_bits(x, first, inner)
     try:
         act = ActivationType(activation_type)
     except ValueError:
@@ -183,13 +199,13 @@ def cutlass_fused_moe(
         raise UnsupportedError(f"{_NAME}: activation_type: {act.name} has no kernel; use Swiglu with its numbers")
     gate = _gate(act, first, swiglu_alpha, swiglu_beta, swiglu_limit, situ_beta, situ_linear_beta)
     if differs(width, (2 if act.is_gated else 1) * inner):
-        shape = [experts, (2 if act.is_gated else 1) * inner, hidden]
+        shape = [experts, (2 if act.is_gated else 1) * inner, first.shape[2]]
         raise value_error(_NAME, "fc1_expert_weights", f"shape {list(first.shape)}", shape)
     blocks, fp8 = use_fp8_block_scaling or use_deepseek_fp8_block_scale, first.dtype == torch.float8_e4m3fn
     if blocks and not fp8:
         raise type_error(_NAME, "fc1_expert_weights", first.dtype, "torch.float8_e4m3fn for block scales")
     check_dtype(_NAME, "output_dtype", output_dtype, FLOATS)
-    if not blocks and x.dtype != first.dtype:
+    if not blocks and not four_bits and x.dtype != first.dtype:
         raise type_error(_NAME, "input", x.dtype, f"fc1_expert_weights', {first.dtype}")
     for name, size, rank in (("ep", ep_size, ep_rank), ("tp", tp_size, tp_rank)):
         check_range(_NAME, f"{name}_rank", rank, 0, size - 1)
@@ -206,6 +222,18 @@ def cutlass_fused_moe(
         gate, first_expert=ep_rank * experts, scales=scales, biases=(one, two), workspace=Workspace(workspace_buffer),
     )  # fmt: skip
     return [out]
+
+
+def _check_four_bits(x: torch.Tensor, first: torch.Tensor, inner: int) -> None:
+    """Check what kernels for MXFP4 need of the input and of the sizes."""
+    check_dtype(_NAME, "input", x.dtype, _HALVES)
+    hidden = x.shape[1]
+    if differs(2 * first.shape[2], hidden):
+        shape = [*first.shape[:2], f"{hidden} / 2"]
+        raise value_error(_NAME, "fc1_expert_weights", f"shape {list(first.shape)}", shape)
+    for name, size in (("fc1_expert_weights", hidden), ("fc2_expert_weights", inner)):
+        if size % DEPTH != 0:
+            raise value_error(_NAME, name, f"rows of {size} elements", f"a multiple of {DEPTH}; pad with zeros")
 
 
 def _gate(
@@ -276,7 +304,7 @@ def cutlass_fused_moe_workspace_size(
         x_dtype, weight_dtype, output_dtype: of input, of both weights, and of the output.
         activation_type: decides whether the first product has a gate.
         num_experts_total, tp_size, tp_rank, ep_size, ep_rank, device, use_fused_finalize, enable_alltoall,
-            use_deepseek_fp8_block_scale: accepted and unused.
+            use_deepseek_fp8_block_scale, use_w4_group_scaling: accepted and unused.
 
     Raises:
         ValueError: a negative size, or no ActivationType.
@@ -285,12 +313,12 @@ def cutlass_fused_moe_workspace_size(
     """
     name = "cutlass_fused_moe_workspace_size"
     for flag, value in {
-        "use_w4_group_scaling": use_w4_group_scaling, "use_mxfp8_act_scaling": use_mxfp8_act_scaling,
+        "use_mxfp8_act_scaling": use_mxfp8_act_scaling,
         "use_packed_weights": use_packed_weights, "use_wfp4afp8_humming": use_wfp4afp8_humming,
         "min_latency_mode": min_latency_mode, "backend": backend != "cutlass",
     }.items():  # fmt: skip
         if value:
-            raise UnsupportedError(f"{name}: {flag}: has no kernel here; use bfloat16, float16 or fp8 weights")
+            raise UnsupportedError(f"{name}: {flag}: has no kernel here; use bfloat16, float16, fp8 or MXFP4 weights")
     sizes = {
         "max_num_tokens": max_num_tokens, "hidden_size": hidden_size, "intermediate_size": intermediate_size,
         "num_experts_total": num_experts_total, "top_k": top_k,

@@ -8,6 +8,7 @@ import torch
 
 from .._gemm.operators import GATE_FIRST, LINEAR_FIRST, grouped_gemm
 from .._ops.sizes import exceeds
+from ..mxfp4_gemm import mxfp4_gemm
 from ..tllm_enums import ActivationType
 from . import operators
 from .workspace import Workspace
@@ -19,10 +20,12 @@ MANY_ROWS = 160
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales of fp8 weights and of the operands that they multiply.
+    """Scales of fp8 or MXFP4 weights and of the operands that they multiply.
+
+    Those of MXFP4 are in the kernels' form, and their operands have 16 bits and no scale.
 
     With ``blocks`` each 128 x 128 of a weight has a scale, and so has each 128 elements of a row, which is
-    quantised here. Otherwise each expert's weight has one, and ``activated`` is the factor of the second
+    quantised here. Otherwise each expert's fp8 weight has one, and ``activated`` is the factor of the second
     product's operand.
     """
 
@@ -76,12 +79,14 @@ def run_experts(
         x: ``[T, H]``.
         ids: ``[T, k]``, int32 or int64; those outside of ``[first_expert, first_expert + E)`` add nothing.
         weights: ``[T, k]`` float32; ``None``: 1.
-        first, second: ``[E, N, H]`` and ``[E, H, I]``. N is I, or 2 I with a gate.
+        first, second: ``[E, N, H]`` and ``[E, H, I]``. N is I, or 2 I with a gate. In MXFP4, uint8 with
+            half as many columns.
         biases: ``[E, N]`` and ``[E, H]``, float32.
         workspace: memory for the results of the products; ``None``: torch's allocator.
     """
     memory = workspace or Workspace()
-    blocks, numbers = scales is not None and scales.blocks, scales
+    blocks, four_bits = scales is not None and scales.blocks, first.dtype == torch.uint8
+    numbers = None if four_bits else scales
     granularity = (1, BLOCK, BLOCK) if blocks else (0, 0, 0)
     bounds, tokens, rows = operators.sort(ids, first.shape[0], first_expert)
     dtype = x.dtype if numbers is None else out.dtype
@@ -89,28 +94,35 @@ def run_experts(
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
     row_indices: torch.Tensor | None = tokens
-    if x.is_cuda and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
+    if x.is_cuda and not four_bits and exceeds(ids.numel(), MANY_ROWS * first.shape[0]):
         x, row_indices = take_rows(x, tokens), None
         x_scales = None if x_scales is None else take_rows(x_scales, tokens)
     slots, row_scales = ids.shape[0] * ids.shape[1], None
-    if x.is_cuda and x.dtype != torch.float32 and numbers is None and biases[0] is None and gate.is_plain_swiglu:
+    fuses_gate = x.is_cuda and x.dtype != torch.float32 and scales is None and biases[0] is None
+    if fuses_gate and gate.is_plain_swiglu:
         activated = memory.empty((slots, first.shape[1] // 2), dtype, x.device)
         order = GATE_FIRST if gate.gate_first else LINEAR_FIRST
         grouped_gemm(activated, x, first, None, None, bounds, None, None, row_indices, None, *granularity, gate=order)
     else:
         hidden = memory.empty((slots, first.shape[1]), dtype, x.device)
-        first_scales = None if numbers is None else numbers.of(numbers.first)
-        grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, row_indices, None, *granularity)
+        if four_bits and scales is not None:
+            mxfp4_gemm(hidden, x, first, scales.first, bounds, row_indices)
+        else:
+            first_scales = None if numbers is None else numbers.of(numbers.first)
+            grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, row_indices, None, *granularity)
         activated, row_scales = operators.activate(
             hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
             None if numbers is None else numbers.activated, blocks,
         )  # fmt: skip
     result = memory.empty((slots, second.shape[1]), dtype, x.device)
-    second_scales = None if numbers is None else numbers.of(numbers.second)
-    grouped_gemm(
-        result, activated, second, row_scales if blocks else None, second_scales, bounds, None, None, None, None,
-        *granularity,
-    )  # fmt: skip
+    if four_bits and scales is not None:
+        mxfp4_gemm(result, activated, second, scales.second, bounds, None)
+    else:
+        second_scales = None if numbers is None else numbers.of(numbers.second)
+        grouped_gemm(
+            result, activated, second, row_scales if blocks else None, second_scales, bounds, None, None, None, None,
+            *granularity,
+        )  # fmt: skip
     operators.finalize(out, result, rows, weights, biases[1], bounds)
 
 

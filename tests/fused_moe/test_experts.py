@@ -172,8 +172,8 @@ def test_the_order_and_the_flags_of_today(device):
     want, size = oracle(x, ids, scales, first, second, numbers=[torch.ones(3), torch.zeros(3), limit])
     check(alone, want, size + 1, torch.float32)
     others = dict(
-        use_w4_group_scaling=True, use_w4a8_group_scaling=True, use_mxfp8_act_scaling=True, use_packed_weights=True,
-        use_wfp4afp8_humming=True, min_latency_mode=True, input_sf=x, clamped_relu2_limit=limit, backend="trtllm",
+        use_w4a8_group_scaling=True, use_mxfp8_act_scaling=True, use_packed_weights=True, use_wfp4afp8_humming=True,
+        min_latency_mode=True, input_sf=x, clamped_relu2_limit=limit, backend="trtllm",
         cluster_size=2,
     )  # fmt: skip
     for name, value in others.items():

@@ -94,6 +94,7 @@ PARTS = {
     "causal_conv1d": {"causal_conv1d_backward"},
     "decode": {"quantization"},
     "delta_rule": {"delta_rule_backward"},
+    "fused_moe": {"mxfp4_gemm"},
     "gated_norm": {"gated_norm_backward"},
     "logits_processor": {"sampling"},
     "mla": {"quantization"},
