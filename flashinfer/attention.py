@@ -66,8 +66,9 @@ class BatchAttention(BatchWrapper):
                 table and ``qo_indptr`` may be slices of longer ones.
             kv_indices: integers, the pages. Their device becomes the wrapper's device.
             kv_len_arr: ``[batch_size]`` integers, keys of each request, at most the slots of its pages.
-            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size, causal, sm_scale, q_data_type,
-                kv_data_type, logits_soft_cap: as for :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size: as for
+                :meth:`flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan`.
+            causal, sm_scale, q_data_type, kv_data_type, logits_soft_cap: likewise.
             use_profiler: run kernels that write events to each run's ``profiler_buffer``: docs/profiling.md.
 
         Raises:

@@ -145,9 +145,10 @@ def mla_rope_quantize_fp8(
 
     Args:
         k_rope, k_nope: ``[nnz, rope_dim]`` and ``[nnz, nope_dim]``.
-        q_rope, q_nope, cos_sin_cache, pos_ids, is_neox, quantize_dtype, quant_scale_q, quant_scale_kv,
-            q_rope_out, k_rope_out, q_nope_out, k_nope_out, enable_pdl, backend: as for
-            :func:`rope_quantize_fp8`, also result and errors.
+        q_rope, q_nope, cos_sin_cache, pos_ids, is_neox, quantize_dtype: as for :func:`rope_quantize_fp8`.
+        quant_scale_q, quant_scale_kv, enable_pdl, backend: likewise.
+        q_rope_out, k_rope_out, q_nope_out, k_nope_out: likewise. Result and errors are also those of
+            :func:`rope_quantize_fp8`.
 
     Source: DeepSeek-AI: DeepSeek-V2, 2024, section 2.1.
     """
@@ -199,8 +200,8 @@ def rope_quantize_fp8_append_paged_kv_cache(
         quantize_dtype: dtype of the outputs and of the cache, which is the default.
         page_size: slots of a page, as the cache has.
         kv_layout: ``"NHD"`` or ``"HND"``; MLA ignores it.
-        q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox, quant_scale_q, quant_scale_kv,
-            q_rope_out, q_nope_out, enable_pdl: as for :func:`rope_quantize_fp8`.
+        q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, is_neox: as for :func:`rope_quantize_fp8`.
+        quant_scale_q, quant_scale_kv, q_rope_out, q_nope_out, enable_pdl: likewise.
 
     Returns:
         ``(q_rope_out, q_nope_out)``. The second has a last dimension of 0 without ``q_nope``.

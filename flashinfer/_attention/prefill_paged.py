@@ -125,10 +125,10 @@ class BatchPrefillWithPagedKVCacheWrapper(BatchPrefill):
             packed_custom_mask: the bits of the masks, each request's padded to whole bytes, from
                 :func:`flashinfer.segment_packbits` with ``bitorder="little"``. It has priority over
                 ``custom_mask``, and both have priority over ``causal``.
-            causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap,
-                rope_scale, rope_theta: as for :func:`flashinfer.single_prefill_with_kv_cache`. With
-                ``jit_args``, the variant's parameters replace most of them: ``sm_scale`` is ignored, and a mode
-                or a cap is an error.
+            causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left: as for
+                :func:`flashinfer.single_prefill_with_kv_cache`.
+            logits_soft_cap, rope_scale, rope_theta: likewise. With ``jit_args``, the variant's parameters replace
+                most of these options: ``sm_scale`` is ignored, and a mode or a cap is an error.
             q_data_type, kv_data_type: dtypes of the runs. ``kv_data_type`` is ``q_data_type`` by default.
             non_blocking: copy tables in pinned memory without waiting. They must not change before the copies
                 are done. Every other table may change after this call.

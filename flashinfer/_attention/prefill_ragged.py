@@ -23,8 +23,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(BatchPrefill):
     Call ``plan()`` once for each set of lengths, then ``run()`` for each layer.
 
     Args:
-        float_workspace_buffer, kv_layout, use_cuda_graph, qo_indptr_buf, custom_mask_buf, mask_indptr_buf,
-            backend, jit_args, jit_kwargs: as for :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+        float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs: as for
+            :class:`flashinfer.BatchPrefillWithPagedKVCacheWrapper`.
+        qo_indptr_buf, custom_mask_buf, mask_indptr_buf: likewise.
         kv_indptr_buf: ``[batch_size + 1]`` int32.
 
     Raises:

@@ -143,14 +143,21 @@ __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t o
   return Part<T>::from_floats(sum);
 }
 
-// Compare the calls of all ranks, report an error and count the call. All threads of a CTA call it.
+// Compare the calls of all ranks, report an error and count the call. All threads of a CTA call it. kHeadersOnly: the
+// call waits for no words but the headers.
+template <bool kHeadersOnly = false>
 __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint32_t epoch, Failure failure) {
   const int rank = p.group.rank;
-  // Each call advances the epoch words of all CTAs, so calls may have different grids. This load overlaps the
-  // loads of headers.
+  // Each call advances the epoch words of all CTAs, so calls may have different grids. Another call shows in them only
+  // after a wait. Behind a wait for words, this load overlaps the loads of headers.
   volatile uint32_t* words = p.group.state->epoch;
-  const uint32_t now = threadIdx.x == 0 ? words[blockIdx.x] : epoch;
+  uint32_t now = epoch;
+  if (!kHeadersOnly && threadIdx.x == 0) now = words[blockIdx.x];
   if (has_header(p, ranks)) compare_headers(p, threadIdx.x, epoch, failure);
+  if (kHeadersOnly) {
+    __syncthreads();
+    if (threadIdx.x == 0) now = words[blockIdx.x];
+  }
   if (now != epoch && failure == 0) failure = fail(p, CommError::kConcurrent, rank);
   report_failure(p, failure, epoch);
   __syncthreads();

@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(kCommThreads) moe_meet_kernel(const __g
   const uint32_t epoch = call_number(p);
   const Failure failure = earlier_failure(p);
   send_headers(p, p.group.ranks, epoch, failure == 0);
-  end_call(p, p.group.ranks, epoch, failure);
+  end_call<true>(p, p.group.ranks, epoch, failure);
 }
 
 static __global__ void __launch_bounds__(kMoeThreads, 3) moe_return_kernel(const __grid_constant__ MoeCombineParams p) {
