@@ -25,11 +25,11 @@ from ._gemm.arguments import (
 from ._gemm.groupwise import Granularity, Groups, check_mode, checked_granularity, groupwise
 from ._gemm.operators import grouped_gemm
 from ._gemm.segment import SegmentGEMMWrapper
-from ._ops.bind import bind
 from ._ops.dtypes import FP8
 from ._ops.errors import value_error
 from ._ops.indices import index_table
 from ._ops.numbers import check_range
+from ._ops.shapes import check_tensors
 from ._ops.tensors import check_dtype
 from .errors import GradientError
 from .jit.frozen import refuse_capture
@@ -88,7 +88,7 @@ def bmm_fp8(
         GradientError: a tensor requires a gradient; there is none.
     """
     name = "bmm_fp8"
-    batch, m, _, n = bind(
+    batch, m, _, n = check_tensors(
         name, A=(A, "b m k", FP8), B=(B, "b k n", FP8), A_scale=(A_scale, None, F32), B_scale=(B_scale, None, F32),
         out=(out, "?b m n"),
     )  # fmt: skip
@@ -130,7 +130,7 @@ def mm_bf16(
         ValueError, TypeError, GradientError: as :func:`bmm_fp8`.
     """
     name = "mm_bf16"
-    m, _, n = bind(
+    m, _, n = check_tensors(
         name, a=(a, "m k", OUTPUTS), b=(b, "k n", "a"), bias=(bias, "?n", OUTPUTS), out=(out, "?m n")
     )  # fmt: skip
     if bias is not None and torch.is_grad_enabled() and bias.requires_grad:
@@ -163,7 +163,7 @@ def bmm_bf16(
         ValueError, TypeError, GradientError: as :func:`bmm_fp8`.
     """
     name = "bmm_bf16"
-    batch, m, _, n = bind(name, A=(A, "b m k", OUTPUTS), B=(B, "b k n", "A"), out=(out, "?b m n"))
+    batch, m, _, n = check_tensors(name, A=(A, "b m k", OUTPUTS), B=(B, "b k n", "A"), out=(out, "?b m n"))
     result = output(name, out, A, (batch, m, n), out_dtype)
     grouped_gemm(
         result, rows(A), matrices(B.transpose(1, 2)), None, None, None, None, None, None, None, 0, 0, 0,
@@ -206,7 +206,7 @@ def gemm_fp8_nt_groupwise(
     """
     name = "gemm_fp8_nt_groupwise"
     check_mode(name, scale_major_mode, mma_sm)
-    m, _, n = bind(name, a=(a, "m k", FP8), b=(b, "n k", FP8), out=(out, "?m n"))
+    m, _, n = check_tensors(name, a=(a, "m k", FP8), b=(b, "n k", FP8), out=(out, "?m n"))
     granularity = checked_granularity(name, scale_granularity_mnk)
     result = output(name, out, a, (m, n), out_dtype)
     groupwise(name, result, a, b, a_scale, b_scale, granularity, mode=scale_major_mode)
@@ -270,7 +270,7 @@ def group_gemm_fp8_nt_groupwise(
     """
     name = "group_gemm_fp8_nt_groupwise"
     check_mode(name, scale_major_mode, mma_sm)
-    m, _, _, n = bind(
+    m, _, _, n = check_tensors(
         name, a=(a, "m k", FP8), b=(b, "e n k", FP8), m_indptr=(m_indptr, "e+1"), out=(out, "?m n")
     )  # fmt: skip
     granularity = checked_granularity(name, scale_granularity_mnk)
@@ -335,7 +335,7 @@ def _with_row_indices(
     name: str, a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, m_indices: torch.Tensor,
     scale_granularity_mnk: Granularity | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
 ) -> torch.Tensor:  # fmt: skip
-    m, _, experts, n = bind(
+    m, _, experts, n = check_tensors(
         name, a=(a, "m k", FP8), b=(b, "e n k", FP8), m_indices=(m_indices, "m", INDICES), out=(out, "?m n")
     )  # fmt: skip
     granularity = checked_granularity(name, scale_granularity_mnk)
@@ -413,7 +413,7 @@ def batch_deepgemm_fp8_nt_groupwise(
         ValueError, TypeError, GradientError: as :func:`gemm_fp8_nt_groupwise`.
     """
     name = "batch_deepgemm_fp8_nt_groupwise"
-    batch, m, _, n = bind(
+    batch, m, _, n = check_tensors(
         name, a=(a, "e m k", FP8), b=(b, "e n k", FP8), masked_m=(masked_m, "e"), out=(out, "?e m n")
     )  # fmt: skip
     granularity = checked_granularity(name, scale_granularity_mnk)
@@ -452,7 +452,7 @@ def fp8_blockscale_gemm_sm90(
         GradientError: a tensor requires a gradient; there is none.
     """
     name = "fp8_blockscale_gemm_sm90"
-    m, k, n = bind(name, input=(input, "m k"), weight=(weight, "n k"), out=(out, "?m n"))
+    m, k, n = check_tensors(name, input=(input, "m k"), weight=(weight, "n k"), out=(out, "?m n"))
     if k % BLOCK != 0:
         raise value_error(name, "input", f"a depth of {k}", f"one divisible by block size {BLOCK}")
     if input.dtype == torch.float8_e4m3fn and weight.dtype == torch.bfloat16:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from ._ops.bind import bind
 from ._ops.declare import define
 from ._ops.dtypes import FLOATS
 from ._ops.errors import value_error
 from ._ops.route import without_gradient
+from ._ops.shapes import check_tensors
 from ._ops.tensors import check_dims, check_dtype, check_tensor
 from .errors import UnsupportedError
 from .jit.modules.mxfp4_gemm import gen_mxfp4_gemm_module
@@ -97,7 +97,9 @@ def dequantize_mxfp4(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dty
     check_tensor(name, "codes", codes)
     check_dtype(name, "codes", codes.dtype, _BYTES)
     _check_multiple(name, "codes", codes.shape[-1] if codes.dim() else 1, "bytes in a row", GROUP // 2)
-    bind(name, codes=(codes, None), scales=(scales, (*codes.shape[:-1], codes.shape[-1] // (GROUP // 2)), _BYTES))
+    check_tensors(
+        name, codes=(codes, None), scales=(scales, (*codes.shape[:-1], codes.shape[-1] // (GROUP // 2)), _BYTES)
+    )
     values = torch.tensor([*_MAGNITUDES, *(-one for one in _MAGNITUDES)], dtype=torch.float64, device=codes.device)
     numbers = values[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).int()].unflatten(-1, (-1, GROUP))
     weight: torch.Tensor = (numbers * _powers(scales).unsqueeze(-1)).flatten(-2)
@@ -133,7 +135,7 @@ def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type:
     name = "interleave_moe_weights_for_sm90_mixed_gemm"
     if quant_type != "fp4":
         raise UnsupportedError(f"{name}: quant_type: got {quant_type!r}, has no kernel here; use 'fp4'")
-    bind(name, weight=(weight, "e n k", _BYTES))
+    check_tensors(name, weight=(weight, "e n k", _BYTES))
     _check_multiple(name, "weight", weight.shape[2], "bytes in a row", DEPTH // 2)
     result = torch.empty_like(weight, memory_format=torch.contiguous_format)
     for plain, interleaved in zip(weight, result, strict=True):  # one expert at a time needs little memory
@@ -175,7 +177,7 @@ def interleave_moe_scales_for_sm90_mixed_gemm(scales: torch.Tensor, group_size: 
     name = "interleave_moe_scales_for_sm90_mixed_gemm"
     if group_size != GROUP:
         raise UnsupportedError(f"{name}: group_size: got {group_size!r}, has no kernel here; use {GROUP}")
-    bind(name, scales=(scales, "e n k", _BYTES))
+    check_tensors(name, scales=(scales, "e n k", _BYTES))
     _check_multiple(name, "scales", scales.shape[1], "rows", ROWS)
     _check_multiple(name, "scales", scales.shape[2], "scales in a row", DEPTH // GROUP)
     blocks = scales.unflatten(2, (-1, DEPTH // GROUP)).unflatten(1, (-1, ROWS)).transpose(2, 3)
@@ -190,5 +192,7 @@ def interleaved_scales(op: str, argument: str, scales: torch.Tensor, weight: tor
     experts, rows, half = weight.shape
     if scales.dtype == torch.int32:
         scales = scales.contiguous().view(torch.uint8)
-    bind(op, fc1_expert_weights=(weight, None), **{argument: (scales, (experts, rows // ROWS, half // 64, 16, 16))})
+    check_tensors(
+        op, fc1_expert_weights=(weight, None), **{argument: (scales, (experts, rows // ROWS, half // 64, 16, 16))}
+    )
     return scales.contiguous()

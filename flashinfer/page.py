@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from ._ops.arguments import check_items
-from ._ops.bind import bind
 from ._ops.declare import define, define_in_python
 from ._ops.errors import check_one_device
 from ._ops.indices import check_each, index_table, with_indices
 from ._ops.numbers import check_option, whole
 from ._ops.route import without_gradient
 from ._ops.scalars import is_symbolic
+from ._ops.shapes import check_tensors
 from ._ops.sizes import differs
 from ._ops.tensors import check_tensor
 from .jit.modules.page import gen_page_module
@@ -240,11 +240,11 @@ def get_batch_indices_positions(
     if batch_indices is None and positions is None:
         return _get_batch_indices_positions(append_indptr, seq_lens, nnz)  # type: ignore[no-any-return]
     op = "get_batch_indices_positions"
-    (size,) = bind(op, batch_indices=(batch_indices, "n"), positions=(positions, "n"))
+    (size,) = check_tensors(op, batch_indices=(batch_indices, "n"), positions=(positions, "n"))
     if differs(size, nnz):
         raise ValueError(f"{op}: batch_indices: got shape [{size}], wanted [{nnz}], which is nnz")
     _get_batch_indices_positions_out(append_indptr, seq_lens, batch_indices, positions)
-    return batch_indices, positions  # type: ignore[return-value] # bind has checked them
+    return batch_indices, positions  # type: ignore[return-value] # check_tensors has checked them
 
 
 def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int) -> torch.Tensor:
@@ -268,7 +268,7 @@ def get_seq_lens(kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_s
     indptr = index_table(op, "kv_indptr", kv_indptr)
     last = index_table(op, "kv_last_page_len", kv_last_page_len)
     if differs(indptr.shape[0], last.shape[0] + 1):
-        bind(op, kv_last_page_len=(last, "b"), kv_indptr=(indptr, "b+1"))  # raises; costs 3 us in each call
+        check_tensors(op, kv_last_page_len=(last, "b"), kv_indptr=(indptr, "b+1"))  # raises; costs 3 us in each call
     if not is_symbolic(page_size):
         whole(op, "page_size", page_size, 1, INT32_MAX)
     return _get_seq_lens(indptr, last, page_size)  # type: ignore[no-any-return]

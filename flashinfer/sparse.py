@@ -17,9 +17,9 @@ from ._attention.lists import Shape
 from ._attention.scales import Scale
 from ._attention.tables import Tables, on_host, paged_batch
 from ._ops.arguments import check_as_planned
-from ._ops.bind import bind
 from ._ops.indices import check_offsets, index_table, index_tables
 from ._ops.numbers import check_multiple, check_range, whole
+from ._ops.shapes import check_tensors
 from ._ops.tensors import check_dims, check_tensor
 
 __all__ = ["BlockSparseAttentionWrapper", "VariableBlockSparseAttentionWrapper", "convert_bsr_mask_layout"]
@@ -40,7 +40,7 @@ def convert_bsr_mask_layout(mask: torch.Tensor, indptr: torch.Tensor) -> torch.T
         ValueError, TypeError: arguments of another shape, or offsets that decrease or do not end at ``nnz``.
     """
     op = "convert_bsr_mask_layout"
-    nnz, rows, columns = bind(op, mask=(mask, "nnz r c"))
+    nnz, rows, columns = check_tensors(op, mask=(mask, "nnz r c"))
     indptr = index_table(op, "indptr", indptr, torch.int64)  # often on the host, where mask is not
     if not is_dynamo_compiling():  # a graph cannot check values
         near = indptr.to("cpu", torch.int64)
@@ -170,7 +170,7 @@ class BlockSparseAttentionWrapper(BlockSparse):
         wanted = (int(indptr[-1]), rows, columns)
         if mask.shape == (blocks, rows, columns):
             mask = mask[: wanted[0]]
-        bind(op, mask=(mask, wanted, (torch.bool,)))
+        check_tensors(op, mask=(mask, wanted, (torch.bool,)))
         return convert_bsr_mask_layout(mask, indptr)
 
     def run(
@@ -354,7 +354,7 @@ class VariableBlockSparseAttentionWrapper(BlockSparse):
         planned = self._planned_or_fail("run")
         q_shape, kv_shape = self._wanted
         heads, qo_len, dim = q_shape
-        bind(
+        check_tensors(
             op, q=(q, q_shape), k=(k, kv_shape), v=(v, kv_shape), out=(out, ("?", *q_shape), (planned.shape.dtype_o,)),
             lse=(lse, ("?", heads, qo_len), (torch.float32,)),
         )  # fmt: skip

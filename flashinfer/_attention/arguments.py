@@ -9,9 +9,9 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from .._ops.arguments import check_items, check_none
-from .._ops.bind import bind
 from .._ops.errors import called
 from .._ops.numbers import choice, finite, positive_real, whole
+from .._ops.shapes import check_tensors
 from .._ops.tensors import check_dims, check_metadata, check_vector
 from ..errors import GradientError
 from ..utils import get_alibi_slopes
@@ -46,7 +46,7 @@ def caches_of(op: str, paged_kv_cache: PagedCache, kv_layout: int) -> tuple[torc
     if isinstance(paged_kv_cache, torch.Tensor):
         check_dims(op, "paged_kv_cache", paged_kv_cache, 5)
         if paged_kv_cache.shape[1] != 2:
-            bind(op, paged_kv_cache=(paged_kv_cache, "_ 2 _ _ _"))  # raises; costs 1 us in each call
+            check_tensors(op, paged_kv_cache=(paged_kv_cache, "_ 2 _ _ _"))  # raises; costs 1 us in each call
         return paged_kv_cache.unbind(1)  # type: ignore[return-value]
     check_items(op, "paged_kv_cache", paged_kv_cache, "keys and values", 2)
     k, v = (x.unsqueeze(1 + kv_layout) if isinstance(x, torch.Tensor) and x.dim() == 3 else x for x in paged_kv_cache)

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 import torch
 from torch import is_grad_enabled
 
-from .._ops.bind import bind
 from .._ops.declare import define, define_in_python
 from .._ops.dtypes import is_fp8
 from .._ops.numbers import check_multiple, check_option, check_range
 from .._ops.route import Gradient, no_second_derivative, write
 from .._ops.scalars import numbers_of
+from .._ops.shapes import check_tensors
 from ..errors import GradientError
 from ..jit.modules.prefill_backward import MAX_CUDA_HEAD_DIM, gen_prefill_backward_module
 from .arguments import CUSTOM, MULTI_ITEM, Logits, as_kernel_input, layout_of, slopes_of
@@ -211,7 +211,7 @@ def check_differentiable(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
     if torch.float64 not in (q.dtype, k.dtype, v.dtype):
         return
     rows = "h t" if layout else "t h"
-    bind(op, q=(q, "n g d"), k=(k, f"{rows} d", "q"), v=(v, f"{rows} _", "q"))
+    check_tensors(op, q=(q, "n g d"), k=(k, f"{rows} d", "q"), v=(v, f"{rows} _", "q"))
     check_range(op, "q", q.shape[1], 1, unit="heads")
     check_multiple(op, "q", q.shape[1], "the heads of k", k.shape[1 - layout])
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from .._ops.arguments import check_equal
-from .._ops.bind import bind
 from .._ops.numbers import check_option, check_range
+from .._ops.shapes import check_tensors
 from .._ops.tensors import check_dims
 from ..jit.frozen import refuse_capture
 from ..jit.modules.prefill import check_kernels
@@ -59,7 +59,7 @@ def sizes_on_host(op: str, num_kv_heads: int, *tensors: torch.Tensor) -> list[to
         on_host.append(x.to("cpu", torch.bool if rank == 3 else torch.int64))
     _, rows, columns = on_host[0].shape
     shapes = ((num_kv_heads, rows, columns), (num_kv_heads, rows), (num_kv_heads, columns))
-    bind(op, **{name: (x, shape) for name, x, shape in zip(names, on_host, shapes, strict=True)})
+    check_tensors(op, **{name: (x, shape) for name, x, shape in zip(names, on_host, shapes, strict=True)})
     for name, x in zip(names[1:], on_host[1:], strict=True):
         if x.numel():
             check_range(op, name, int(x.min()), 0)

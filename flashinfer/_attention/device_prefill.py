@@ -13,10 +13,10 @@ import torch
 from torch.compiler import is_compiling
 
 from .._ops.arguments import check_items
-from .._ops.bind import bind
 from .._ops.dtypes import dtype_of, is_fp8
 from .._ops.errors import value_error
 from .._ops.numbers import check_option, check_range, finite, positive, whole
+from .._ops.shapes import check_tensors
 from .._ops.tensors import check_metadata
 from ..env import BATCH_INVARIANT
 from ..errors import UnsupportedError
@@ -120,7 +120,7 @@ def trtllm_fmha_v2_prefill(
     shape, out = _shape_and_out(op, q, k, v, layout, paged, out, out_dtype)
     positive(op, "batch_size", batch_size)
     longest, most_keys = positive(op, "max_q_len", max_q_len), positive(op, "max_kv_len", max_kv_len)
-    bind(
+    check_tensors(
         op, q=(q, "_ _ _"), seq_lens=(seq_lens, (batch_size,), LENGTHS),
         cum_seq_lens_q=(cum_seq_lens_q, (batch_size + 1,), (torch.int32,)),
     )  # fmt: skip
@@ -172,18 +172,18 @@ def _operands(op: str, qkv: Any, input_layout: str) -> tuple[int, torch.Tensor, 
     """Return the layout of keys and values, and the three operands."""
     check_option(op, "input_layout", input_layout, LAYOUTS)
     if input_layout == "PACKED_QKV":
-        bind(op, qkv=(qkv, "_ 3 _ _"))
+        check_tensors(op, qkv=(qkv, "_ 3 _ _"))
         return NHD, *qkv.unbind(1)
     if input_layout == "SEPARATE_Q_K_V":
         check_items(op, "qkv", qkv, "queries, keys and values", 3)
         return NHD, *qkv
     if input_layout == "CONTIGUOUS_Q_KV":
         check_items(op, "qkv", qkv, "queries, and keys with values", 2)
-        bind(op, kv=(qkv[1], "_ 2 _ _"))
+        check_tensors(op, kv=(qkv[1], "_ 2 _ _"))
         return NHD, qkv[0], *qkv[1].unbind(1)
     check_items(op, "qkv", qkv, "queries and a cache", 2)
     if isinstance(qkv[1], torch.Tensor):
-        bind(op, kv_cache=(qkv[1], "_ 2 _ _ _"))
+        check_tensors(op, kv_cache=(qkv[1], "_ 2 _ _ _"))
     return HND if input_layout == "Q_PAGED_KV_HND" else NHD, qkv[0], *cache_pair(op, qkv[1])
 
 
@@ -194,7 +194,7 @@ def _shape_and_out(
     """Check the operands. Return the heads, sizes and dtypes of the kernels, and the output."""
     dims = ("p h n d" if layout else "p n h d") if paged else "n h d"
     dtypes = (*(QUERIES[:2] if isinstance(q, torch.Tensor) and q.is_cuda else QUERIES), E4M3)
-    tokens, heads, head_dim, *rest = bind(op, q=(q, "t q d", dtypes), k=(k, dims), v=(v, dims, "k"))
+    tokens, heads, head_dim, *rest = check_tensors(op, q=(q, "t q d", dtypes), k=(k, dims), v=(v, dims, "k"))
     num_kv_heads = rest[2] if paged and layout == NHD else rest[1]
     if num_kv_heads < 1 or heads % num_kv_heads != 0:
         raise value_error(op, "q", f"{heads} heads", f"a multiple of the {num_kv_heads} of keys")
@@ -261,7 +261,7 @@ def _keys_of(
     if not paged:
         if tables is not None:
             raise value_error(op, "block_tables", "a tensor", "None for keys without pages")
-        bind(op, k=(k, None), cum_seq_lens_kv=(indptr, (batch_size + 1,), (torch.int32,)))
+        check_tensors(op, k=(k, None), cum_seq_lens_kv=(indptr, (batch_size + 1,), (torch.int32,)))
         if k.is_cpu and batch_size > 0:
             starts = indptr[:-1].long()
             check_range(op, "cum_seq_lens_kv", int(starts.min()), 0)
@@ -271,10 +271,10 @@ def _keys_of(
         raise value_error(op, "block_tables", None, "the pages of each request")
     page_size = k.shape[1 + layout]
     if isinstance(tables, torch.Tensor) and tables.dim() == 3:
-        bind(op, k=(k, None), block_tables=(tables, "_ 2 _", (torch.int32,)))
+        check_tensors(op, k=(k, None), block_tables=(tables, "_ 2 _", (torch.int32,)))
         tables = _key_pages(op, k, v, page_size, seq_lens, tables)
-    columns = bind(op, k=(k, None), block_tables=(tables, "b m", (torch.int32,)))[1]
-    bind(op, block_tables=(tables, (batch_size, columns)))
+    columns = check_tensors(op, k=(k, None), block_tables=(tables, "b m", (torch.int32,)))[1]
+    check_tensors(op, block_tables=(tables, (batch_size, columns)))
     if columns > 1 and tables.stride(1) != 1:
         raise value_error(op, "block_tables", f"stride {tables.stride(1)} of the last dimension", 1)
     pages, stride = flat_table(tables)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from .._ops.bind import bind
 from .._ops.dtypes import is_fp8
 from .._ops.errors import value_error
 from .._ops.numbers import check_range, finite, positive, whole
+from .._ops.shapes import check_tensors
 from .._ops.tensors import check_device, check_metadata, check_tensor
 from ..env import BATCH_INVARIANT
 from .arguments import CAUSAL, NON_CAUSAL, PagedCache, as_kernel_input, check_sinks, layout_of, no_gradient
@@ -48,7 +48,7 @@ def cache_pair(op: str, kv_cache: PagedCache) -> tuple[torch.Tensor, torch.Tenso
     In a tensor ``[pages, 1, ...]``, the keys are also the values.
     """
     if isinstance(kv_cache, torch.Tensor):
-        bind(op, kv_cache=(kv_cache, "_ _ _ _ _"))
+        check_tensors(op, kv_cache=(kv_cache, "_ _ _ _ _"))
         if kv_cache.shape[1] not in (1, 2):
             raise value_error(op, "kv_cache", f"shape {list(kv_cache.shape)}", "[pages, 1 or 2, ...]")
         return kv_cache[:, 0], kv_cache[:, -1]
@@ -167,7 +167,7 @@ def _checked(
     layout = layout_of(op, kv_layout)
     dims = "p h n d" if layout else "p n h d"
     dtypes = QUERIES[:2] if isinstance(query, torch.Tensor) and query.is_cuda else QUERIES
-    batch_size, columns, tokens, num_qo_heads, head_dim, *rest = bind(
+    batch_size, columns, tokens, num_qo_heads, head_dim, *rest = check_tensors(
         op, block_tables=(block_tables, "b m", (torch.int32,)), seq_lens=(seq_lens, "b", LENGTHS),
         query=(query, "t q d", dtypes), k_cache=(k, dims), v_cache=(v, dims, "k_cache"),
     )  # fmt: skip
@@ -180,7 +180,7 @@ def _checked(
     if queries.indptr is None:
         check_range(op, "query", tokens, batch_size * longest, batch_size * longest, unit="queries")
     else:
-        bind(op, block_tables=(block_tables, "b _"), q_cu_seq_lens=(queries.indptr, "b+1", (torch.int32,)))
+        check_tensors(op, block_tables=(block_tables, "b _"), q_cu_seq_lens=(queries.indptr, "b+1", (torch.int32,)))
     if block_tables.numel() > 0 and block_tables.stride(1) != 1 and columns > 1:
         raise value_error(op, "block_tables", f"stride {block_tables.stride(1)} of the last dimension", 1)
     shape = Shape(num_qo_heads, heads, head_dim, head_dim, query.dtype, k.dtype, query.dtype)

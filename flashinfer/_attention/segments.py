@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from .._ops.bind import bind
 from .._ops.dtypes import WIDE_FLOATS
 from .._ops.errors import check_one_device
 from .._ops.indices import check_offsets, index_table
 from .._ops.numbers import check_option, check_range
+from .._ops.shapes import check_tensors
 from .._ops.tensors import is_readable
 from .arguments import no_gradient
 
@@ -39,7 +39,7 @@ def variable_length_merge_states(
     """
     op = "variable_length_merge_states"
     no_gradient(op, (v, s))
-    states, _, _ = bind(
+    states, _, _ = check_tensors(
         op, v=(v, "states heads head_dim", WIDE_FLOATS), s=(s, "states heads", WIDE_FLOATS)
     )  # fmt: skip
     check_one_device(op, ("v", "indptr"), (v, indptr))

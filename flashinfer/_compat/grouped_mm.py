@@ -6,7 +6,7 @@ import torch
 
 from .._gemm.arguments import OUTPUTS, matrices, output, rows
 from .._gemm.operators import grouped_gemm
-from .._ops.bind import bind
+from .._ops.shapes import check_tensors
 
 __all__ = ["grouped_mm_bf16"]
 
@@ -39,7 +39,7 @@ def grouped_mm_bf16(
         GradientError: a tensor requires a gradient; there is none.
     """
     name = "grouped_mm_bf16"
-    m, _, _, n = bind(
+    m, _, _, n = check_tensors(
         name, a=(a, "m k", OUTPUTS), b=(b, "e n k", "a"), m_indptr=(m_indptr, "e+1"), out=(out, "?m n")
     )  # fmt: skip
     result = output(name, out, a, (m, n), out_dtype, zeros=True)

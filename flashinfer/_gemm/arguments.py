@@ -6,10 +6,10 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops.arguments import check_none, check_present
-from .._ops.bind import bind
 from .._ops.dtypes import FLOATS
 from .._ops.errors import value_error
 from .._ops.numbers import check_range
+from .._ops.shapes import check_tensors
 from .._ops.tensors import check_count, check_dtype, is_readable
 
 OUTPUTS = FLOATS
@@ -79,7 +79,7 @@ def in_eight_bits(
     if x.dtype != torch.float8_e4m3fn:
         raise value_error(function, name, x.dtype, "FP8 (float8_e4m3fn) or BF16")
     scale = check_present(function, f"{name}_scale", scale, f"a tensor: {name}_scale is required when {name} is FP8")
-    bind(function, **{f"{name}_scale": (scale, "_ _", F32)})
+    check_tensors(function, **{f"{name}_scale": (scale, "_ _", F32)})
     if not is_dynamo_compiling() and tuple(scale.shape) not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise value_error(function, f"{name}_scale", f"shape {list(scale.shape)}", wanted)

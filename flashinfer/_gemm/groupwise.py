@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from .._ops.bind import bind
 from .._ops.errors import value_error
 from .._ops.numbers import check_option
+from .._ops.shapes import check_tensors
 from .arguments import BLOCK, F32, blocks, matrices, rows
 from .operators import SAME_NAMES, grouped_gemm
 
@@ -67,7 +67,7 @@ def groupwise(
         here = blocks(x.shape[-2], each)
         return (*x.shape[:-2], *((here, depths) if mode == "K" else (depths, here)))
 
-    bind(
+    check_tensors(
         function,
         **{
             names.get("a_scale", "a_scale"): (a_scale, shape(a, m), F32),

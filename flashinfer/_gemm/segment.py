@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from .._ops.arguments import check_present
-from .._ops.bind import bind
 from .._ops.dtypes import FP8, HALVES
 from .._ops.errors import type_error
 from .._ops.numbers import check_option, check_range
+from .._ops.shapes import check_tensors
 from .arguments import OUTPUTS, matrices, output, rows
 from .operators import grouped_gemm
 
@@ -90,7 +90,7 @@ class SegmentGEMMWrapper:
             raise type_error(name, "batch_size", repr(batch_size), "an int")
         fp8 = isinstance(x, torch.Tensor) and x.dtype in FP8
         outputs = HALVES[::-1] if fp8 else "x"
-        count, _, num_weights, d_out = bind(
+        count, _, num_weights, d_out = check_tensors(
             name, x=(x, "r i", (*OUTPUTS, *FP8)),
             weights=(weights, "w o i" if weight_column_major else "w i o", FP8 if fp8 else "x"), out=(out, "?r o", outputs),
         )  # fmt: skip
@@ -128,5 +128,5 @@ class SegmentGEMMWrapper:
     def _list(name: str, argument: str, x: torch.Tensor, table: torch.Tensor | None, count: int) -> torch.Tensor | None:
         if table is None:
             return None
-        bind(name, **{argument: (table, (count,), (torch.int32, torch.int64))})
+        check_tensors(name, **{argument: (table, (count,), (torch.int32, torch.int64))})
         return table.to(x.device, non_blocking=True).contiguous()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from .._ops.arguments import check_none, check_present
-from .._ops.bind import bind
 from .._ops.codes import Code
 from .._ops.numbers import check_range
+from .._ops.shapes import check_tensors
 from .._ops.tensors import check_device, check_vector
 
 # Names of the events of this library's kernels, indexed by event number.
@@ -127,7 +127,7 @@ def read(profiler_buffer: torch.Tensor) -> Recording:
         TypeError: it is not a tensor of 64-bit integers.
         ValueError: no kernel wrote to it.
     """
-    bind("read", profiler_buffer=(profiler_buffer, None, _WORDS))
+    check_tensors("read", profiler_buffer=(profiler_buffer, None, _WORDS))
     near = profiler_buffer.detach().reshape(-1).view(torch.int64).cpu()
     first = int(near[0]) & 0xFFFFFFFFFFFFFFFF if near.numel() else 0
     blocks, groups = first & _LOW, first >> 32 & 0xFFFF

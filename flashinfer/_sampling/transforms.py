@@ -6,9 +6,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from .._ops.arguments import check_present
-from .._ops.bind import bind
 from .._ops.errors import check_one_device, value_error
 from .._ops.numbers import positive
+from .._ops.shapes import check_tensors
 from .parameters import check_rows
 from .top_k import takes_last, top_k
 
@@ -68,7 +68,7 @@ def top_k_page_table_transform(
     outputs = dict(out=out, out_raw_indices=out_raw_indices)
     check_one_device(op, (*inputs, *outputs), (*inputs.values(), *outputs.values()))
     check_rows(op, "input", input)
-    bind(op, src_page_table=(src_page_table, "_ _", (torch.int32,)))
+    check_tensors(op, src_page_table=(src_page_table, "_ _", (torch.int32,)))
     if not 1 <= page_size <= _LARGEST_PAGE or page_size & (page_size - 1):
         raise value_error(op, "page_size", page_size, f"a power of two from 1 to {_LARGEST_PAGE}")
     if page_size > 1 and row_starts is not None:
@@ -133,7 +133,7 @@ def top_k_ragged_transform(
 
 
 def _check_list(op: str, name: str, table: torch.Tensor, rows: torch.Tensor) -> None:
-    bind(op, **{name: (table, "_", (torch.int32, torch.int64))})
+    check_tensors(op, **{name: (table, "_", (torch.int32, torch.int64))})
     _check_size(op, name, table.shape[0], rows.shape[0])
 
 
@@ -162,7 +162,7 @@ def _check_outputs(
     """Reject outputs with another shape or dtype, and outputs that overlap an input or each other."""
     present = {name: tensor for name, tensor in outputs.items() if tensor is not None}
     for name, tensor in present.items():
-        bind(op, **{name: (tensor, shape, (torch.int32,))})
+        check_tensors(op, **{name: (tensor, shape, (torch.int32,))})
         if not tensor.is_contiguous():
             raise value_error(op, name, f"strides {tensor.stride()}", "a contiguous tensor")
     if not present or is_dynamo_compiling():

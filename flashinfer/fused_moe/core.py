@@ -10,10 +10,10 @@ import torch
 from .._compat.refused import FP4, declare
 from .._gemm.arguments import F32
 from .._gemm.arguments import blocks as cdiv
-from .._ops.bind import bind
 from .._ops.dtypes import FLOATS
 from .._ops.errors import either, type_error, value_error
 from .._ops.numbers import check_range, whole
+from .._ops.shapes import check_tensors
 from .._ops.sizes import differs
 from .._ops.tensors import check_count, check_dtype, check_tensor
 from ..errors import UnsupportedError
@@ -36,7 +36,7 @@ _NO_KERNEL = (ActivationType.InvalidType, ActivationType.ClampedRelu2)
 
 
 def _bias(argument: str, bias: torch.Tensor, *shape: int) -> torch.Tensor:
-    bind(_NAME, **{argument: (bias, shape)})
+    check_tensors(_NAME, **{argument: (bias, shape)})
     return bias.to(torch.float32).contiguous()
 
 
@@ -61,7 +61,7 @@ def _scales(
     if blocks:
         of_first = (experts, cdiv(width, BLOCK), cdiv(hidden, BLOCK))
         of_second = (experts, cdiv(hidden, BLOCK), cdiv(second.shape[2], BLOCK))
-        bind(_NAME, **{"quant_scales[0]": (scales[0], of_first), "quant_scales[1]": (scales[1], of_second)})
+        check_tensors(_NAME, **{"quant_scales[0]": (scales[0], of_first), "quant_scales[1]": (scales[1], of_second)})
         return Scales(scales[0], scales[1], blocks=True)
     for index, elements in ((0, experts), (1, 1), (2, experts)):
         check_count(_NAME, f"quant_scales[{index}]", scales[index], elements)
@@ -182,7 +182,7 @@ def cutlass_fused_moe(
     four_bits = bool(use_w4_group_scaling)
     if not four_bits and isinstance(first, torch.Tensor) and first.dtype in (torch.int64, torch.uint8):
         raise UnsupportedError(f"{_NAME}: fc1_expert_weights: {FP4}, or MXFP4 with use_w4_group_scaling")
-    tokens, hidden, slots, experts, width, *_, inner = bind(
+    tokens, hidden, slots, experts, width, *_, inner = check_tensors(
         _NAME, input=(x, "t h"), token_selected_experts=(ids, "t k", _INT32),
         fc1_expert_weights=(first, "e w p", _BYTES) if four_bits else (first, "e w h"),
         fc2_expert_weights=(second, "e h i", "fc1_expert_weights"), token_final_scales=(token_final_scales, "?t k", F32),
@@ -255,7 +255,7 @@ def _gate(
             continue
         if act not in readers:
             raise value_error(_NAME, "activation_type", act.name, f"{either(one.name for one in readers)} for {name}")
-        bind(_NAME, fc1_expert_weights=(first, "e _ _"), **{name: (number, "e", (torch.float32,))})
+        check_tensors(_NAME, fc1_expert_weights=(first, "e _ _"), **{name: (number, "e", (torch.float32,))})
     if act == ActivationType.Situ:
         alpha, beta = situ_beta, situ_linear_beta
     numbers = (None if one is None else one.contiguous() for one in (alpha, beta, limit))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from .._compat.backends import serves_backends
-from .._ops.bind import bind
 from .._ops.errors import call_as, type_error
 from .._ops.numbers import check_range, check_real
+from .._ops.shapes import check_tensors
 from .._ops.sizes import exceeds
 from .._ops.tensors import check_dims, check_tensor
 from ..tllm_enums import RoutingMethodType
@@ -97,7 +97,7 @@ def fused_topk_deepseek(
         ValueError, TypeError: as :func:`route`.
     """
     name = "fused_topk_deepseek"
-    bind(
+    check_tensors(
         name, scores=(scores, "t e"), bias=(bias, "e"), topk_indices=(topk_indices, f"t {topk}", INDICES),
         topk_values=(topk_values, f"t {topk}", (torch.float32, getattr(scores, "dtype", None))),
     )  # fmt: skip
@@ -118,8 +118,8 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 def _check_replay(name: str, replay: torch.Tensor, scores: torch.Tensor, topk: int) -> None:
     """Check a buffer for the experts of at least the tokens of ``scores``."""
-    bind(name, scores=(scores, None), routing_replay_out=(replay, "_ _", _SIGNED))
-    bind(name, routing_replay_out=(replay, (replay.shape[0], topk)))
+    check_tensors(name, scores=(scores, None), routing_replay_out=(replay, "_ _", _SIGNED))
+    check_tensors(name, routing_replay_out=(replay, (replay.shape[0], topk)))
     check_range(name, "routing_replay_out", replay.shape[0], scores.shape[0], unit="rows")
     if exceeds(scores.shape[1] - 1, torch.iinfo(replay.dtype).max):
         raise type_error(name, "routing_replay_out", replay.dtype, f"integers up to {scores.shape[1] - 1}")

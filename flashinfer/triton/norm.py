@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .. import norm
-from .._ops.bind import bind
+from .._ops.shapes import check_tensors
 from ._scaled import check_scale, rounded, times
 
 __all__ = ["rms_norm", "rms_norm_add_residual"]
@@ -83,4 +83,6 @@ def _normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
 
 def _check_shapes(function: str, x: torch.Tensor, weight: torch.Tensor, **same: torch.Tensor) -> None:
     shape = tuple(x.shape)
-    bind(function, **{"x": (x, None), "weight": (weight, shape[-1:]), **{k: (t, shape) for k, t in same.items()}})
+    check_tensors(
+        function, **{"x": (x, None), "weight": (weight, shape[-1:]), **{k: (t, shape) for k, t in same.items()}}
+    )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from .._ops.bind import bind
 from .._ops.errors import value_error
 from .._ops.numbers import positive
+from .._ops.shapes import check_tensors
 from ..gemm import bmm_fp8, mm_bf16
 
 __all__ = ["gemm", "gemm_descriptor_persistent", "gemm_persistent"]
@@ -71,7 +71,7 @@ def gemm_descriptor_persistent(
 ) -> torch.Tensor:
     """Call :func:`gemm` with ``b`` as ``[n, k]``; ``num_sms`` and ``EPILOGUE_SUBTILE`` have no effect."""
     _check_sms("gemm_descriptor_persistent", num_sms)
-    bind("gemm_descriptor_persistent", b=(b, "_ _"))
+    check_tensors("gemm_descriptor_persistent", b=(b, "_ _"))
     return _product("gemm_descriptor_persistent", a, b.t(), c, alpha, beta, out_dtype)
 
 
@@ -89,7 +89,7 @@ def _product(
     beta: float,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    bind(function, a=(a, "m k"), b=(b, "k n", "a"), c=(c, "?m n"))
+    check_tensors(function, a=(a, "m k"), b=(b, "k n", "a"), c=(c, "?m n"))
     if c is None and beta != 0:
         raise value_error(function, "beta", f"{beta} without c", 0)
     rows, matrix = a.contiguous(), b if 1 in b.stride() else b.contiguous()

@@ -32,7 +32,7 @@ def own_raises(package: Path) -> list[str]:
 
 def test_families_use_the_shared_checks():
     found = own_raises(PACKAGE)
-    assert len(found) <= MOST_RAISES, "use bind() or another check of flashinfer/_ops:\n" + "\n".join(found)
+    assert len(found) <= MOST_RAISES, "use check_tensors() or another check of flashinfer/_ops:\n" + "\n".join(found)
 
 
 def test_raises_are_found(tmp_path):
@@ -43,7 +43,7 @@ def test_raises_are_found(tmp_path):
         "    raise TypeError(f'{err}') from None",
         "raise",
     ]
-    for name in ("norm.py", "_ops/bind.py", "env.py", "comm/all.py"):
+    for name in ("norm.py", "_ops/shapes.py", "env.py", "comm/all.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("\n".join(lines))
     assert own_raises(tmp_path) == ["comm/all.py:2", "comm/all.py:4", "norm.py:2", "norm.py:4"]

@@ -1,4 +1,4 @@
-"""Tests of ``bind()``, which checks the tensors of a function against a schema."""
+"""Tests of ``check_tensors()``, which checks the tensors of a function against a schema."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from flashinfer._ops.bind import bind
+from flashinfer._ops.shapes import check_tensors
 
 FLOATS = (torch.float32, torch.float16)
 
 
 def product(a: Any, b: Any, bias: Any = None, table: Any = None) -> tuple[int, ...]:
-    return bind(
+    return check_tensors(
         "product", a=(a, "b m k", FLOATS), b=(b, "b k n", "a"), bias=(bias, "?n", FLOATS), table=(table, "?b+1 _ 3")
     )
 
@@ -34,7 +34,7 @@ def test_sizes_come_in_the_order_of_the_letters(device):
     assert product(**empty) == (0, 5, 0, 9)
     turned = arguments(device)["b"].mT.contiguous().mT
     assert product(**arguments(device, b=turned)) == (2, 5, 7, 9)
-    assert bind("table", table=(torch.ones(4), "e+1")) == (3,)
+    assert check_tensors("table", table=(torch.ones(4), "e+1")) == (3,)
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -64,8 +64,8 @@ def test_errors(change, error, text):
 
 def test_computed_sizes(device):
     x = torch.ones(2, 3, device=device)
-    assert bind("f", x=(x, (2, 3), FLOATS), y=(None, ("?", 4)), z=(x, ("?", 2, 3)), any_shape=(x, None)) == ()
-    assert bind("f", x=(torch.ones((), device=device), ())) == ()
+    assert check_tensors("f", x=(x, (2, 3), FLOATS), y=(None, ("?", 4)), z=(x, ("?", 2, 3)), any_shape=(x, None)) == ()
+    assert check_tensors("f", x=(torch.ones((), device=device), ())) == ()
     for dims, error, text in (
         ((2, 4), ValueError, r"f: x: got shape \[2, 3\], wanted \[2, 4\]"),
         (("?", 3, 3), ValueError, r"f: x: got shape \[2, 3\], wanted \[3, 3\]"),
@@ -73,10 +73,10 @@ def test_computed_sizes(device):
         ((), ValueError, "f: x: got 2 dimensions, wanted 0"),
     ):
         with pytest.raises(error, match=text):
-            bind("f", x=(x, dims))
+            check_tensors("f", x=(x, dims))
     for dims in ((2, 3), None, ()):
         with pytest.raises(TypeError, match="f: x: got NoneType, wanted Tensor"):
-            bind("f", x=(None, dims))
+            check_tensors("f", x=(None, dims))
 
 
 @pytest.mark.parametrize("unbacked", [False, True])
@@ -84,7 +84,7 @@ def test_in_a_graph(unbacked, device, cold_dynamo):
     """One graph serves all sizes, and reports sizes that do not fit."""
 
     def multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        _, m, _, n = bind("multiplied", a=(a, "b m k", FLOATS), b=(b, "b k n", "a"))
+        _, m, _, n = check_tensors("multiplied", a=(a, "b m k", FLOATS), b=(b, "b k n", "a"))
         return torch.bmm(a, b).reshape(-1, m * n)
 
     compiled = torch.compile(multiplied, fullgraph=True, dynamic=True, backend="aot_eager")

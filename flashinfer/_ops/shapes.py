@@ -1,4 +1,4 @@
-"""Checks of a function's tensors against one schema: `m, k, n = bind("mm", a=(a, "m k"), b=(b, "k n"))`.
+"""Checks of a function's tensors against one schema: `m, k, n = check_tensors("mm", a=(a, "m k"), b=(b, "k n"))`.
 
 An error names the called function, the argument, the value it got and the value it wanted.
 """
@@ -22,7 +22,7 @@ Pattern = tuple[tuple[str, int], ...]
 _patterns: dict[str, Pattern] = {}
 
 
-def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
+def check_tensors(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
     """Check tensors against each other. Return their sizes in the order in which the names appear.
 
     Args:
@@ -56,7 +56,7 @@ def bind(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
             if not isinstance(dims, str):
                 pattern = _fixed(dims)
             else:
-                # A graph must not read the dictionary: its guard would fail when another call of bind() adds a text.
+                # A graph must not read the dictionary: its guard would fail when another call adds a text.
                 pattern = _parsed(dims) if compiling else _patterns.get(dims) or _parsed(dims)
             if len(shape) != len(pattern):
                 raise value_error(op, name, f"{len(shape)} dimensions", len(pattern))
