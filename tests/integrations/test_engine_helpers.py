@@ -154,8 +154,6 @@ ABSENT = (
     "comm.PcieIpcAllReduceWorkspace",
     "comm.mnnvl.MnnvlMemory",
     "comm.mnnvl.McastGPUBuffer",
-    "fused_moe.interleave_moe_weights_for_sm90_mixed_gemm",
-    "fused_moe.interleave_moe_scales_for_sm90_mixed_gemm",
     "moe_ep",
     "mhc",
     "cute_dsl",

@@ -130,11 +130,13 @@ def test_routers_choose_the_same(device):
     torch.testing.assert_close(*dense, rtol=1e-5, atol=1e-6)
 
 
-def test_the_documents_example_runs():
-    example = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)[-1]
+def test_the_documents_examples_run():
+    """The examples of experts, one after the other: 16-bit weights, then MXFP4."""
     names: dict[str, Any] = {}
-    exec(compile(example, DOCUMENT.name, "exec"), names)
-    assert names["out"].shape == (5, 64) and names["out"].isfinite().all()
+    examples = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    for example, hidden in zip(examples[-2:], (64, 128), strict=True):
+        exec(compile(example, DOCUMENT.name, "exec"), names)
+        assert names["out"].shape == (5, hidden) and names["out"].isfinite().all()
 
 
 def test_unsupported_experts(device):
