@@ -1,7 +1,8 @@
 """Weights of experts in MXFP4: codes of 4 bits (e2m1), and one scale of 8 bits (e8m0) for each 32 along a row.
 
-The plain form of a matrix ``[N, K]`` is codes uint8 ``[N, K / 2]``, the code of an even element in the low half of its
-byte, and scales uint8 ``[N, K / 32]``: a code's value times ``2 ** (scale - 127)``. Kernels read the interleaved form.
+The plain form of a matrix ``[N, K]`` has codes uint8 ``[N, K / 2]`` and scales uint8 ``[N, K / 32]``. The low half of a
+byte is the code of the element with the even index. An element is the value of its code times ``2 ** (scale - 127)``.
+Kernels read the interleaved form.
 """
 
 from __future__ import annotations

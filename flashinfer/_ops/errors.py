@@ -91,7 +91,7 @@ def raise_as_callers_mistake(
 def raise_from_module(op: str, names: Sequence[str], args: Sequence[Any], err: RuntimeError) -> NoReturn:
     """Raise the error of an operator with one module per configuration.
 
-    Only ``define`` adds checks of layouts and devices to an operator, so this function makes them.
+    These operators are not declared by ``define``, which would check layouts and devices. So this function does.
 
     Raises:
         ValueError: a tensor that is not dense, or tensors on several devices.

@@ -1,7 +1,7 @@
 """vLLM's all-reduce with the names of FlashInfer 0.2.7, over a workspace in a shared buffer.
 
-In vLLM, ranks register the addresses of their tensors, and peers read them. Here peers write to inboxes. Registration
-functions therefore only count calls.
+In vLLM, ranks register the addresses of their tensors, and peers read them. Here peers write to inboxes, so registration
+is not needed: its functions check their arguments, or reset the count of captured calls.
 """
 
 from __future__ import annotations

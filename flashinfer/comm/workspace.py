@@ -57,7 +57,10 @@ def inbox_bytes(ranks: int, slot_bytes: int) -> int:
 
 
 def most_columns(dtype: torch.dtype, device: torch.device) -> int | float:
-    """Return the longest row of the norm on a device. A thread has one part of a row on Hopper, several before it."""
+    """Return the longest row of the norm on a device.
+
+    On Hopper, eight CTAs of 512 threads have one part of a row in each thread. Before, a thread of one CTA has several.
+    """
     if device.type != "cuda":
         return float("inf")
     hopper = torch.cuda.get_device_properties(device).major >= 9
@@ -332,15 +335,15 @@ def create_allreduce_fusion_workspace(
     """Make the workspace of :func:`allreduce_fusion`: a collective call of all ranks.
 
     Args:
-        backend: ``"auto"`` or ``"trtllm"``. Every other backend needs NVLink multicast, which is not supported.
+        backend: ``"auto"`` or ``"trtllm"``. FlashInfer's ``"mnnvl"`` backends need NVLink multicast, which is not supported.
         world_size, rank, max_token_num, hidden_dim, dtype, comm_backend, group, device: see
             :class:`TRTLLMAllReduceFusionWorkspace`.
         gpus_per_node: ignored: all ranks are on one host.
-        force_oneshot_support: ignored: every size that fits is summed in one shot.
+        force_oneshot_support: ignored: every size that fits can be summed in one shot.
         options: options of other backends, which must be ``None``.
 
     Raises:
-        ValueError: another backend, a missing size, or an option of another backend.
+        ValueError: a backend that needs multicast, a missing size, or an option of another backend.
         RuntimeError: an unknown backend, and the errors of :class:`TRTLLMAllReduceFusionWorkspace`.
     """
     op = "create_allreduce_fusion_workspace"

@@ -1,4 +1,4 @@
-"""The all-reduce of TensorRT-LLM's own kernels, which FlashInfer calls custom."""
+"""``trtllm_custom_all_reduce``: FlashInfer's interface to TensorRT-LLM's all-reduce, on the kernels of this library."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def trtllm_allreduce_fusion(
         pattern_code: of :class:`AllReduceFusionPattern`. Every output that it writes is required, except
             ``residual_out``.
         quant_out: contiguous memory of any dtype. The result is written to its first bytes as ``float8_e4m3fn``.
-        metadata: the workspace's sizes. A call with other sizes is refused.
+        metadata: the workspace's sizes. A call that does not fit them is refused.
         rms_eps, weight_bias: by default 1e-6 and 0.
 
     Other arguments are those of :func:`allreduce_fusion`.

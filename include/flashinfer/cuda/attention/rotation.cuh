@@ -30,8 +30,8 @@ constexpr float kQueryFactor = 32 / kFirstFactor;
 // Return the second part g of x, whose first part is `rounded`.
 __device__ __forceinline__ float second_part(float x, float rounded) { return fmaf(rounded, -kFirstFactor, x); }
 
-// Return cosine and sine, exact to 2^-32 of a turn at any position: multiplication modulo 2^64 drops whole
-// turns only.
+// Return cosine and sine. The angle is exact to 2^-32 of a turn at any position, because multiplication modulo
+// 2^64 drops whole turns only.
 __device__ __forceinline__ void find_angle(uint64_t frequency, int64_t position, float& c, float& s) {
   const auto part = static_cast<int32_t>(frequency * static_cast<uint64_t>(position) >> 32);
   const float angle = static_cast<float>(part) * static_cast<float>(6.283185307179586 / 4294967296.0);

@@ -9,7 +9,7 @@
 
 namespace flashinfer::cuda {
 
-// Return true if every part of every row begins at a multiple of 16 bytes.
+// Return true if parts begin at multiples of 16 bytes: those of each row with the norm, else those of all rows as one.
 inline bool is_aligned(const AllReduceParams& p) {
   uintptr_t bits = p.weight ? p.row_bytes : static_cast<uintptr_t>(p.rows * p.row_bytes);
   for (const void* one :
@@ -19,7 +19,7 @@ inline bool is_aligned(const AllReduceParams& p) {
   return bits % kPartBytes == 0;
 }
 
-// Kernels for 2, 4 and 8 ranks are compiled for aligned rows. One kernel serves other numbers and other rows.
+// Kernels for 2, 4 and 8 ranks are compiled for aligned rows. Other numbers and unaligned rows have one kernel each.
 template <typename T, bool kTwoShots>
 void allreduce_in(const AllReduceParams& p, const Launch& where) {
   if (!is_aligned(p)) return launch_allreduce<T, 0, false, kTwoShots>(p, where);

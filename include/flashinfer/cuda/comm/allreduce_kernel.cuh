@@ -276,7 +276,7 @@ void launch_allreduce(const AllReduceParams& params, const Launch& where) {
   if (p.weight == nullptr) {
     return launch_flat<allreduce_kernel<T, kRanks, 1, false, kAligned, kTwoShots>, T>(p, where);
   }
-  const int parts = p.hidden < 1 ? 1 : static_cast<int>((p.hidden + kN - 1) / kN);  // of threads; a row may be empty
+  const int parts = p.hidden < 1 ? 1 : static_cast<int>((p.hidden + kN - 1) / kN);  // of a row
   const bool has_clusters = device_info(where.device).major >= 9;
   const int most = (has_clusters ? kMaxCluster : kVecs) * kCommThreads;
   if (parts > most)

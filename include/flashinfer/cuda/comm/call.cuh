@@ -33,7 +33,7 @@ struct KernelParams : AllReduceParams {
   uint32_t pieces;
 };
 
-// Index of a part: its row, its index in the row, and its index in the inbox.
+// Index of a part: its row, its index in the row, and its index in the tensor.
 struct PartIndex {
   uint32_t row, in_row, index;
 };
@@ -148,8 +148,8 @@ __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t o
 template <bool kHeadersOnly = false>
 __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint32_t epoch, Failure failure) {
   const int rank = p.group.rank;
-  // Each call advances the epoch words of all CTAs, so calls may have different grids. Another call shows in them only
-  // after a wait. Behind a wait for words, this load overlaps the loads of headers.
+  // Each call advances the epoch words of all CTAs, so calls may have different grids. A concurrent call changes
+  // them during a wait. If the call has waited for words, this load overlaps the loads of headers.
   volatile uint32_t* words = p.group.state->epoch;
   uint32_t now = epoch;
   if (!kHeadersOnly && threadIdx.x == 0) now = words[blockIdx.x];

@@ -1,10 +1,10 @@
 // All-to-all of experts on CUDA; definitions in common/moe_alltoall.h.
 //
-// The kernels that move rows wait for nothing. One CTA between them sends and awaits the headers: the end of
-// a kernel orders its rows before that CTA's fence, and the CTA's end orders what it acquired before the next
-// kernel. So grids may exceed what the GPU holds, and ranks that share a GPU need one resident CTA each. That
-// CTA does not let the next kernel start early: its CTAs would hold the GPU while this rank waits, and ranks
-// of the same GPU could not send.
+// The kernels that move rows never wait for peers. Between two of them, a kernel of one CTA sends headers and
+// waits for those of the peers. Rows are complete before its fence, because the kernel that moved them has ended. The
+// next kernel sees what the CTA acquired, because the CTA has ended. So grids may exceed what the GPU holds, and ranks
+// that share a GPU need one resident CTA each. That CTA does not let the next kernel start early: its CTAs would hold
+// the GPU while this rank waits, and ranks of the same GPU could not send.
 #pragma once
 
 #include <flashinfer/common/moe_alltoall.h>

@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
   end_call(p, ranks, epoch, failure);
 }
 
-// Kernels for 2, 4 and 8 ranks are compiled for aligned shares. One kernel serves other numbers and other
-// shares.
+// Kernels for 2, 4 and 8 ranks are compiled for aligned shares. Other numbers and unaligned shares have one each.
 template <typename T, bool kGather, int kRanks, bool kAligned>
 void launch_shares(const AllReduceParams& params, const Launch& where) {
   launch_flat<shares_kernel<T, kRanks, kGather, kAligned>, T>(with_addresses(params), where);

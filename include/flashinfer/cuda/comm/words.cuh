@@ -69,8 +69,8 @@ __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure
   ptx::store_relaxed_sys(&p.group.report->error, failure >> 8);
 }
 
-// Return true if the host aborts. Only one of all waiting threads reads the host's memory in each period of
-// 65 us. A read takes 0.5 us. When each warp read it, a sum of 1 MiB took 1 ms (two H100).
+// Return true in the thread that reads the host's flag and finds it set. One of all waiting threads reads it in
+// each period of 65 us. A read takes 0.5 us. When each warp read it, a sum of 1 MiB took 1 ms (two H100).
 __device__ __forceinline__ bool is_aborted(const AllReduceParams& p, uint32_t time) {
   uint32_t* abort_read_time = &p.group.state->abort_read_time;
   return *reinterpret_cast<volatile uint32_t*>(abort_read_time) != time && atomicExch(abort_read_time, time) != time &&

@@ -30,7 +30,7 @@ struct Scratch {
   uint64_t warp_totals[kMaxWarps];
   uint64_t found_above, found_value;
   uint32_t found_position;
-  uint32_t counter, counts[kMaxCluster];  // number of candidates of this CTA, and of each CTA
+  uint32_t counter, counts[kMaxCluster];  // candidates of this CTA; candidates or another value of each CTA
   Source source, subtracted;              // the row, and the row that a draw subtracts
   bool subtracts;
   Remap remap;
@@ -354,7 +354,7 @@ struct ClusterRow {
   }
 };
 
-using ResidentRow = ClusterRow<true>;  // chunks stay in the shared memory of the cluster
+using ResidentRow = ClusterRow<true>;  // as many chunks as fit stay in shared memory
 using GlobalRow = ClusterRow<false>;   // every pass reads chunks from global memory
 
 // Return the largest number of any sign, or NaN if there is a NaN.

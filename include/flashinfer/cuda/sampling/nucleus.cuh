@@ -217,7 +217,7 @@ struct NucleusRow : NucleusSample {
     return x.resolve(interval, nucleus_state().target, nucleus_state().row_totals.fixed);
   }
 
-  // Return the threshold, set `row` to the total of kept elements, and leave their sums in shared memory.
+  // Return the threshold, set `row_totals` to the total of kept elements, and leave their sums in shared memory.
   // Prefetch part of the next row to the L2 cache. With kReread, the caller rereads the row.
   template <bool kReread, typename T>
   __device__ __forceinline__ float filter(const T* source, const T* next, double p, Totals& row_totals) {

@@ -140,7 +140,7 @@ class BackwardWarp {
   }
 
  private:
-  static constexpr bool kSameRows = S::kQKRow == S::kVORow;  // rows of queries and of values share their addresses
+  static constexpr bool kSameRows = S::kQKRow == S::kVORow;  // one pattern of addresses serves both
   using Products = Accumulator<32, S::kN>;
   using Weights = RegisterOperandA<32, S::kN>;
 
@@ -165,7 +165,7 @@ class BackwardWarp {
            (S::kOfKeys || column + S::kN <= mask_.kv_len);
   }
 
-  // Replace Q K^T by P, and dO V^T by dS.
+  // Compute P and dS from Q K^T and dO V^T, as operands of the next products.
   template <bool kBiasOrCap, bool kMasked>
   __device__ __forceinline__ void recompute_p(const Products& s, const Products& dp, Weights& weights, Weights& ds,
                                               const BackwardRow* rows_of_columns, int32_t column) const {

@@ -10,9 +10,9 @@
 
 namespace flashinfer::cuda {
 
-// Numbers of type T that have the bits of a code, each kFactor times too small. The mma of half_t reads these
-// subnormal numbers exactly, and its float sums have room for them: the factor is applied to the result. Sums
-// of bfloat16_t would underflow, so its pairs are multiplied here.
+// Numbers of type T that have the bits of a code, each kFactor times too small. For half_t, the smallest
+// is the subnormal 2^-15. mma reads it exactly, and float sums do not underflow, so the result is multiplied by
+// kFactor. Sums of bfloat16_t would underflow, so its pairs are multiplied here.
 template <typename T>
 struct Mxfp4Pairs {
   static constexpr float kFactor = 16384.0f;  // 2^14

@@ -128,7 +128,7 @@ class Mxfp4Sums {
     for (int m = 0; m < kM; ++m) nan_[m][0] = nan_[m][1] = 0;
   }
 
-  // Add the products of 128 elements. A scale multiplies the sum of its 32 products, and so is exact.
+  // Add the products of 128 elements. A scale multiplies the sum of its 32 products: a power of two rounds nothing.
   __device__ __forceinline__ void multiply(uint32_t stage) {
     const uint32_t codes = stage + (first_column() + quad()) * Shape::kCodePitch + lane() * 4;
     const uint32_t chunks = stage + Shape::chunk_at(first_row() + quad(), lane());
