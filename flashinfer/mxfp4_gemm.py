@@ -1,4 +1,4 @@
-"""Weights of experts in MXFP4: codes of 4 bits (e2m1), and one scale of 8 bits (e8m0) for each 32 along a row.
+"""Weights of experts in MXFP4: codes of 4 bits (e2m1), and one scale of 8 bits (e8m0) for each 32 elements of a row.
 
 The plain form of a matrix ``[N, K]`` has codes uint8 ``[N, K / 2]`` and scales uint8 ``[N, K / 32]``. The low half of a
 byte is the code of the element with the even index. An element is the value of its code times ``2 ** (scale - 127)``.
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 GROUP = 32  # elements that share a scale
-DEPTH, ROWS = 128, 64  # the kernels' sizes of K and N are multiples of these
+DEPTH, ROWS = 128, 64  # K must be a multiple of DEPTH, N of ROWS
 _BYTES = (torch.uint8,)
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -48,9 +48,9 @@ def _check_multiple(function: str, argument: str, got: int, unit: str, divisor: 
 def quantize_mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scales of a weight, as OCP's specification of MX formats defines them.
 
-    The scale of 32 elements has the exponent of their largest magnitude, minus 2. Elements are rounded to the nearest
-    code, ties to even mantissas, and those above 6 scales become 6 scales. Scales of groups with NaN or infinity are
-    NaN.
+    The exponent of a scale is that of the largest magnitude of its 32 elements, minus 2. Elements are rounded to the
+    nearest code, ties to even mantissas. Magnitudes above ``6 * scale`` become ``6 * scale``. Scales of groups with NaN
+    or infinity are NaN.
 
     Args:
         weight: ``[..., K]``, float32, float16 or bfloat16. K is a multiple of 32.
@@ -59,7 +59,7 @@ def quantize_mxfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         Codes uint8 ``[..., K / 2]`` and scales uint8 ``[..., K / 32]``.
 
     Raises:
-        ValueError: another K.
+        ValueError: K is not a multiple of 32.
         TypeError: another dtype.
     """
     name = "quantize_mxfp4"
@@ -108,7 +108,7 @@ def dequantize_mxfp4(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dty
 
 
 def _powers(scales: torch.Tensor) -> torch.Tensor:
-    """Return ``2 ** (scales - 127)`` as float64, and NaN for 255. The bits are exact, a power function may not be."""
+    """Return ``2 ** (scales - 127)`` as float64, and NaN for 255. It is made of bits: a power function may round."""
     bits = torch.where(scales == 0, 1 << 22, torch.where(scales == 255, 0x7FC00000, scales.int() << 23))
     powers: torch.Tensor = bits.to(torch.int32).view(torch.float32)
     return powers.double()
@@ -117,7 +117,7 @@ def _powers(scales: torch.Tensor) -> torch.Tensor:
 def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type: str = "fp4") -> torch.Tensor:
     """Return the codes of experts' weights in the form that the kernels of every device read.
 
-    It is that of :func:`flashinfer.fused_moe.cutlass_fused_moe`.
+    :func:`flashinfer.fused_moe.cutlass_fused_moe` takes this form.
     Each 4 bytes have the same 8 elements as before, with the bits in the order of
     ``include/flashinfer/common/mxfp4_gemm.h``.
 
@@ -131,7 +131,7 @@ def interleave_moe_weights_for_sm90_mixed_gemm(weight: torch.Tensor, quant_type:
     Raises:
         ValueError: another shape.
         TypeError: another dtype.
-        UnsupportedError: another ``quant_type``.
+        UnsupportedError: ``quant_type`` is not ``"fp4"``.
     """
     name = "interleave_moe_weights_for_sm90_mixed_gemm"
     if quant_type != "fp4":
@@ -160,7 +160,7 @@ def _interleaved(codes: torch.Tensor) -> torch.Tensor:
 def interleave_moe_scales_for_sm90_mixed_gemm(scales: torch.Tensor, group_size: int = GROUP) -> torch.Tensor:
     """Return the scales of experts' weights in the form that the kernels of every device read.
 
-    It is that of :func:`flashinfer.fused_moe.cutlass_fused_moe`.
+    :func:`flashinfer.fused_moe.cutlass_fused_moe` takes this form.
     The 256 bytes of a block are the scales of 64 rows, 4 of each.
 
     Args:
@@ -173,7 +173,7 @@ def interleave_moe_scales_for_sm90_mixed_gemm(scales: torch.Tensor, group_size: 
     Raises:
         ValueError: another shape.
         TypeError: another dtype.
-        UnsupportedError: another ``group_size``.
+        UnsupportedError: ``group_size`` is not 32.
     """
     name = "interleave_moe_scales_for_sm90_mixed_gemm"
     if group_size != GROUP:
@@ -190,10 +190,10 @@ def interleaved_scales(op: str, argument: str, scales: torch.Tensor, weight: tor
     """Check scales against their weight and return them as bytes. Engines also pass them as words of 32 bits."""
     check_dims(op, argument, scales, 5)
     check_dtype(op, argument, scales.dtype, (torch.uint8, torch.int32))
-    experts, rows, half = weight.shape
+    experts, rows, row_bytes = weight.shape
     if scales.dtype == torch.int32:
         scales = scales.contiguous().view(torch.uint8)
     check_tensors(
-        op, fc1_expert_weights=(weight, None), **{argument: (scales, (experts, rows // ROWS, half // 64, 16, 16))}
+        op, fc1_expert_weights=(weight, None), **{argument: (scales, (experts, rows // ROWS, row_bytes // 64, 16, 16))}
     )
     return scales.contiguous()

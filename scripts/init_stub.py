@@ -45,7 +45,7 @@ __version__: str
 
 def __dir__() -> list[str]: ...
 """
-SCHEMAS_HEAD = '''"""List the operators of each module; ``python scripts/init_stub.py`` writes this file. See ``registry.py``."""
+SCHEMAS_HEAD = '''"""List the operators of each Python module; ``python scripts/init_stub.py`` writes this file. See ``registry.py``."""
 
 SCHEMAS: dict[str, tuple[str, ...]] = {
 '''

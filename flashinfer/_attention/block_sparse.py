@@ -1,4 +1,4 @@
-"""Base of the wrappers of block-sparse attention. A row of blocks is a request over pages."""
+"""Base of the wrappers of block-sparse attention. Each row of blocks is a request, whose pages are its blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_no_positions(op: str, pos_encoding_mode: str) -> None:
 
 
 def causal_mask(
-    qo_lens: Sequence[int], starts: Sequence[int], positions: Sequence[torch.Tensor]
+    qo_lens: Sequence[int], last_keys: Sequence[int], positions: Sequence[torch.Tensor]
 ) -> torch.Tensor | None:
     """Return the masks of rows of blocks in a causal matrix, or ``None`` if they equal the kernels' causal mask.
 
@@ -33,13 +33,13 @@ def causal_mask(
 
     Args:
         qo_lens: number of queries of each row.
-        starts: last key position that the first query of each row sees.
+        last_keys: last key position that the first query of each row sees.
         positions: positions of each row's keys.
     """
     same, masks = True, []
-    for qo_len, start, position in zip(qo_lens, starts, positions, strict=True):
+    for qo_len, last_key, position in zip(qo_lens, last_keys, positions, strict=True):
         query = torch.arange(qo_len, device="cpu")[:, None]
-        seen = position[None, :] <= start + query
+        seen = position[None, :] <= last_key + query
         key = torch.arange(position.numel(), device="cpu")[None, :]
         aligned = key <= position.numel() - qo_len + query
         same = same and torch.equal(seen, aligned)

@@ -2,7 +2,7 @@
 
 torch converts every argument of an operator in each call. The conversion takes as long as the operator's own host work.
 ``run`` of an attention module has thirty arguments, and most of them are equal in all calls. ``bind`` stores the equal
-ones once, under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and all other arguments.
+ones once, under a handle (csrc/attention/bound.h). ``run_bound`` takes the handle and the few other arguments.
 
 A bound call either has the result of the full operator, or refuses before it writes anything. After a refusal, the full
 operator copies tensors that kernels cannot read, or raises a detailed error.
@@ -31,18 +31,18 @@ from .scales import NO_SCALES, Scale
 from .signature import CallArguments, ExpectedArguments, Parameters
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-MOST_REFUSALS = 16  # consecutive refusals before calls back off
+MOST_REFUSALS = 16  # consecutive refusals before calls use the full operator for a while
 PAUSE = 240  # calls to the full operator before the next bound call
 MOST_CALLS = 1024
 ANY = -1
 _PLAIN = (str, int, float, bool, type(None))
-# Handles are unique, so the handle of a freed plan is invalid. Dynamo would copy an itertools.count, which Python 3.12
-# deprecates. It cannot trace this iterator, and the graph break is intended.
+# Handles are unique, so the handle of a freed plan is invalid. Dynamo would copy an itertools.count, and Python 3.12
+# deprecates the copy. Dynamo cannot trace this iterator: it breaks the graph, as intended.
 _handles = iter(itertools.count(1).__next__, None)
 
 
 class Bound:
-    """Handle of the bound calls for one set of arguments. The module frees them with this object."""
+    """Handle of the bound calls for one set of arguments. Freeing it frees the arguments in the module."""
 
     __slots__ = (
         "_handle", "_rebind", "_refusals", "_run", "_run_lse", "_run_out", "_sm_scale", "_stream", "_tensors", "_unbind",
@@ -216,10 +216,10 @@ class BoundCalls:
         mask_mode: int, logits: Logits, backend: str = "auto",
     ) -> None:  # fmt: skip
         """Bind calls with these arguments, unless they are bound already or need the full operator."""
-        chosen = (q.dtype, k.dtype, q.shape[-1], q.is_cpu, q.is_cuda, options)
+        key = (q.dtype, k.dtype, q.shape[-1], q.is_cpu, q.is_cuda, options)
         if (
             is_compiling()
-            or chosen in self._calls
+            or key in self._calls
             or not all(type(one) in _PLAIN for one in (q.shape[-1], v.shape[-1], *options))
         ):
             return  # sizes may be symbolic, and a tensor's values may change
@@ -244,4 +244,4 @@ class BoundCalls:
         )  # fmt: skip
         if len(self._calls) >= MOST_CALLS:
             self._calls.clear()
-        self._calls[chosen] = Bound(operators, expected, arguments, parameters_of(logits, 1, q.device))
+        self._calls[key] = Bound(operators, expected, arguments, parameters_of(logits, 1, q.device))

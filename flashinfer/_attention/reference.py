@@ -1,7 +1,7 @@
 """Attention and its gradients as compositions of torch's functions, for calls without a kernel, such as float64.
 
 Calls with float64 inputs are computed in float64, all others in float32. One block of logits for all heads is in
-memory at a time. Sums have a fixed order. The host reads no tensor of a device.
+memory at a time. Sums have a fixed order. The host reads no tensor of a GPU.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from .arguments import CAUSAL, CUSTOM, POS_ENCODINGS
 
 LOG2E = 1 / math.log(2)
-KEYS = 1024  # keys of a block
-BLOCK = 1 << 22  # elements of a block: logits of all heads
+BLOCK_KEYS = 1024
+BLOCK_ELEMENTS = 1 << 22  # logits of all heads
 
 
 class CallOptions(NamedTuple):
@@ -38,7 +38,7 @@ class CallOptions(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Offsets of one request's queries, keys and mask bits."""
+    """Offsets of one request's queries, keys and mask."""
 
     qo_start: int
     qo_len: int
@@ -95,7 +95,7 @@ def rotated(
 
 
 class _Attention:
-    """Blocks of one request, with keys and values as ``[num_kv_heads, kv_len, head_dim]``."""
+    """Attention of one request by blocks, with keys and values as ``[num_kv_heads, kv_len, head_dim]``."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Attention:
 
     def queries(self, keys: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of queries. Each range times ``keys`` keys is a block of bounded size."""
-        step = max(1, BLOCK // max(1, self.kv_heads * self.group * keys))
+        step = max(1, BLOCK_ELEMENTS // max(1, self.kv_heads * self.group * keys))
         for start in range(0, self.request.qo_len, step):
             yield start, min(start + step, self.request.qo_len)
 
@@ -189,8 +189,8 @@ class _Attention:
 
     def weights(self, logits: torch.Tensor, lse: torch.Tensor, hidden: torch.Tensor | None, at: Block) -> torch.Tensor:
         """Return ``P`` of the block, from the logits and the lse of the rows."""
-        reference = torch.where(lse == -math.inf, 0.0, lse)
-        weights = torch.exp2(logits.mul_(LOG2E).sub_(reference.unsqueeze(-1)))
+        finite_lse = torch.where(lse == -math.inf, 0.0, lse)
+        weights = torch.exp2(logits.mul_(LOG2E).sub_(finite_lse.unsqueeze(-1)))
         if hidden is not None:
             self._by_head(weights, at).masked_fill_(hidden, 0.0)
         return weights
@@ -217,19 +217,19 @@ class _Attention:
         self, grad: torch.Tensor, delta: torch.Tensor, lse: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor,
         dv: torch.Tensor,
     ) -> None:  # fmt: skip
-        """Write the gradients of the request's rows.
+        """Write dQ of the request's queries. Add to dK and dV.
 
-        ``dV += P^T dO``, ``dS = P * (dO V^T - delta)``, ``dQ += sm_scale * dS K``, ``dK += sm_scale * dS^T
-        Q``.
+        ``dV += P^T dO``, ``dS = P * (dO V^T - delta)``, ``dQ = sm_scale * dS K`` and
+        ``dK += sm_scale * dS^T Q``.
         """
         scale = self.options.sm_scale
-        for q_from, q_to in self.queries(min(KEYS, self.request.kv_len)):
+        for q_from, q_to in self.queries(min(BLOCK_KEYS, self.request.kv_len)):
             q = self.rows(self.q, q_from, q_to)
             d_out = self.rows(grad, q_from, q_to)
             row_delta = self.rows(delta, q_from, q_to).unsqueeze(-1)
             row_lse = self.rows(lse, q_from, q_to)
             d_q = torch.zeros_like(q)
-            for at in self.blocks(q_from, q_to, KEYS):
+            for at in self.blocks(q_from, q_to, BLOCK_KEYS):
                 keys = slice(at.k_from, at.k_to)
                 logits, d_cap = self.logits(q, at)
                 hidden = self.hidden(at)
@@ -284,8 +284,8 @@ def gradients(
     """
     work = work_dtype(q.dtype)
     dq = q.new_zeros(q.shape, dtype=work)
-    heads, tokens = 1 - options.layout, options.layout
-    dk, dv = (x.new_zeros((x.shape[heads], x.shape[tokens], x.shape[2]), dtype=work) for x in (k, v))
+    head_axis, token_axis = 1 - options.layout, options.layout
+    dk, dv = (x.new_zeros((x.shape[head_axis], x.shape[token_axis], x.shape[2]), dtype=work) for x in (k, v))
     for request in requests:
         if not (request.qo_len and request.kv_len):
             continue

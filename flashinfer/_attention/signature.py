@@ -81,7 +81,7 @@ class PlanNumbers(NamedTuple):
     kv_chunk: int = 0  # keys are split at its multiples; 0: splits balance the work
     variant: int = 0
     page_size: int = 0  # 0: keys are ragged
-    with_tables: int = 0  # 1: kv_indptr and the used kv_indices follow the lists
+    with_tables: int = 0  # 1: the plan also has kv_indptr and the used kv_indices, after its lists
 
     @property
     def fixed(self) -> tuple[int, ...]:
@@ -96,8 +96,8 @@ class PlanNumbers(NamedTuple):
 class HostTables(NamedTuple):
     """Tables of a plan on the host. The operator ``plan`` takes them after the numbers.
 
-    ``kv_lens`` are the lengths of keys. Without it, they are computed from the other tables. Pages are checked if
-    ``kv_indices`` is not ``None``.
+    ``kv_lens`` has the number of keys of each request. Without it, they are computed from the other tables. Pages are
+    checked if ``kv_indices`` is not ``None``.
     """
 
     qo_indptr: Tensor | None = None  # None: one query of each request

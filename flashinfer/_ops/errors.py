@@ -194,7 +194,7 @@ def check_dense(op: str, names: Sequence[str], args: Sequence[Any]) -> None:
 
 
 def on_copies(operator: Any) -> Callable[..., Any]:
-    """Return a kernel for views with torch's negative bit, for an operator that writes its arguments.
+    """Return a kernel that lets an operator write views with torch's negative bit.
 
     The values of such a view are the negated values in memory. torch's own fallback does not support views that an
     operator writes: it raises an error after other arguments were written. This kernel calls the operator on copies and

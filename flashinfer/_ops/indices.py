@@ -17,7 +17,7 @@ INTEGERS = frozenset({
 
 
 def index_table(op: str, name: str, x: object, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-    """Return a table as a contiguous vector of ``dtype``, which kernels read. Other tables are copied.
+    """Return a table as kernels read it, a contiguous vector of ``dtype``. Copy it if it has another form.
 
     Raises:
         TypeError: the table does not contain integers.

@@ -2,7 +2,7 @@
 
 ``schemas.py`` lists every operator with the Python module that defines it. An access from Python through ``torch.ops``
 imports the module first. C++ programs, such as packages of AOTInductor, call the dispatcher. It finds the registered
-schema, and a kernel that imports the module and calls the operator again.
+schema and a stub. The stub imports the Python module and calls the operator again.
 """
 
 from __future__ import annotations

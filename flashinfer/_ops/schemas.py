@@ -1,4 +1,4 @@
-"""List the operators of each module; ``python scripts/init_stub.py`` writes this file. See ``registry.py``."""
+"""List the operators of each Python module; ``python scripts/init_stub.py`` writes this file. See ``registry.py``."""
 
 SCHEMAS: dict[str, tuple[str, ...]] = {
     "flashinfer._attention.backward": (

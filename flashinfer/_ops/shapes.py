@@ -15,8 +15,8 @@ from .sizes import differs
 from .tensors import check_dtype, check_tensor
 
 _Tensor, _strided = torch.Tensor, torch.strided
-# (name, number) of each dimension: its size is that of the name plus the number. A fixed size has the name "", whose
-# size is 0.
+# (name, number) of each dimension: its size is ``sizes[name] + number``. A fixed size has the name "", and
+# ``sizes[""]`` is 0.
 Pattern = tuple[tuple[str, int], ...]
 
 _patterns: dict[str, Pattern] = {}
@@ -56,15 +56,15 @@ def check_tensors(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
             if not isinstance(dims, str):
                 pattern = _fixed(dims)
             else:
-                # A graph must not read the dictionary: its guard would fail when another call adds a text.
+                # A graph must not read _patterns: its guard would fail when another call adds a pattern.
                 pattern = _parsed(dims) if compiling else _patterns.get(dims) or _parsed(dims)
             if len(shape) != len(pattern):
                 raise value_error(op, name, f"{len(shape)} dimensions", len(pattern))
             if compiling:
                 _check_in_graph(op, name, x, pattern, sizes)
             else:
-                for size, (letter, offset) in zip(shape, pattern):  # noqa: B905 - a quarter of the loop's time
-                    if letter != "_" and sizes.setdefault(letter, size - offset) != size - offset:
+                for size, (dimension, offset) in zip(shape, pattern):  # noqa: B905 - a quarter of the loop's time
+                    if dimension != "_" and sizes.setdefault(dimension, size - offset) != size - offset:
                         _refuse_shape(op, name, x, pattern, sizes)
         if len(argument) > 2:
             dtypes = argument[2]
@@ -82,20 +82,20 @@ def check_tensors(op: str, /, **arguments: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _check_in_graph(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: dict[str, int]) -> None:
-    for size, (letter, offset) in zip(x.shape, pattern, strict=True):
-        if letter in sizes:
-            if differs(size, sizes[letter] + offset):
+    for size, (dimension, offset) in zip(x.shape, pattern, strict=True):
+        if dimension in sizes:
+            if differs(size, sizes[dimension] + offset):
                 _refuse_shape(op, name, x, pattern, sizes)
-            torch._check(size == sizes[letter] + offset)
-        elif letter != "_":
-            sizes[letter] = size - offset
+            torch._check(size == sizes[dimension] + offset)
+        elif dimension != "_":
+            sizes[dimension] = size - offset
 
 
 def _parsed(text: str) -> Pattern:
     pattern = []
     for word in text.removeprefix("?").split():
-        letter, _, offset = word.partition("+")
-        pattern.append(("", int(letter)) if letter.isdigit() else (letter, int(offset or 0)))
+        dimension, _, offset = word.partition("+")
+        pattern.append(("", int(dimension)) if dimension.isdigit() else (dimension, int(offset or 0)))
     found = tuple(pattern)
     if not is_dynamo_compiling():
         _patterns[text] = found
@@ -109,8 +109,8 @@ def _fixed(dims: tuple[Any, ...]) -> Pattern:
 
 def _refuse_shape(op: str, name: str, x: torch.Tensor, pattern: Pattern, sizes: dict[str, int]) -> NoReturn:
     words = []
-    for letter, offset in pattern:
-        known = sizes.get(letter)
+    for dimension, offset in pattern:
+        known = sizes.get(dimension)
         words.append("any" if known is None else f"{known + offset}")
     # Format the text here: a graph would put quotation marks around a text that value_error() inserts.
     raise ValueError(f"{called(op)}: {name}: got shape {list(x.shape)}, wanted [{', '.join(words)}]")

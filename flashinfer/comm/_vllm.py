@@ -53,7 +53,7 @@ def vllm_init_custom_ar(ipc_tensors: list[int], rank_data: torch.Tensor, rank: i
             call of this function.
         rank_data: ignored.
         rank: this rank.
-        full_nvlink: ignored. The ranks' GPUs write each other's memory.
+        full_nvlink: ignored. The buffer's memory is mapped on every rank.
 
     Returns:
         A number for the other functions.
@@ -128,7 +128,7 @@ def vllm_register_buffer(fa: int, fake_ipc_ptrs: list[int]) -> None:
 
 
 def vllm_get_graph_buffer_ipc_meta(fa: int) -> tuple[list[int], list[int]]:
-    """Return zeros, as many as handles and offsets of the calls in graphs since the last registration."""
+    """Return zeros in place of handles and offsets of the calls captured since the last registration."""
     captured = _instance("vllm_get_graph_buffer_ipc_meta", fa).captured
     return [0] * (HANDLE_BYTES * captured), [0] * captured
 

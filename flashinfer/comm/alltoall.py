@@ -1,6 +1,6 @@
 """All-to-all of experts: tokens to the ranks of their experts, and the sums of results back.
 
-The layout and the order of writes stand in ``include/flashinfer/common/moe_alltoall.h``.
+``include/flashinfer/common/moe_alltoall.h`` describes the layout and the order of writes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def moe_a2a_get_workspace_size_per_rank(
     total_dispatch_payload_size_per_token: int,
     combine_payload_size_per_token: int,
 ) -> int:
-    """Return the bytes of a rank that serve :class:`MoeAlltoAll`.
+    """Return how many bytes each rank needs for :class:`MoeAlltoAll`.
 
     Args:
         ep_size: ranks.
@@ -95,8 +95,8 @@ class _Region(TRTLLMAllReduceFusionWorkspace):
 
     Attributes:
         name: equal on all ranks, and different from that of every other region.
-        dispatched: the most tokens of a rank in the dispatch that awaits its combine, this rank's tokens, and the
-            ranks of their experts.
+        dispatched: of a dispatch without its combine: runtime_max_tokens_per_rank, this rank's number of tokens, and
+            the ranks of the tokens' experts.
         sent, returned: the most bytes that a dispatch and a combine have used.
     """
 
@@ -138,7 +138,7 @@ class MoeAlltoAll:
     """Exchange of tokens between ranks that have a share of the experts each.
 
     Rank ``r`` of ``n`` has the experts from ``r * num_experts // n`` on. The constructor is a collective call: all
-    ranks get an object, or all raise the same error. Objects of one group with workspaces of equal sizes share one,
+    ranks get an object, or all raise the same error. Objects of one group that need equal sizes share a workspace,
     so each layer of a model can make its own object. All calls of a workspace are in one order, on one stream or on
     streams that wait for each other. :meth:`dispatch` and :meth:`combine` of one object alternate. CUDA graphs hold
     addresses, so the object must outlive them.
@@ -151,8 +151,9 @@ class MoeAlltoAll:
         workspace_size_per_rank: bytes of :func:`moe_a2a_get_workspace_size_per_rank`. By default they serve 16-bit
             rows of ``hidden_size``, with an id and a float32 weight for each expert.
         hidden_size: columns of a row, needed without ``workspace_size_per_rank``.
-        mnnvl_config: has the exchange of objects, such as :class:`flashinfer.comm.MnnvlConfig`.
-        comm_backend, group: exchange objects between the ranks without ``mnnvl_config``, by default all ranks.
+        mnnvl_config: such as :class:`flashinfer.comm.MnnvlConfig`. Its ``comm_backend`` exchanges Python objects.
+        comm_backend: exchanges Python objects instead of ``mnnvl_config.comm_backend``.
+        group: exchanges Python objects if there is neither, by default all ranks.
         device: of the payloads, by default the current GPU, or the CPU without one.
 
     Raises:
@@ -203,8 +204,8 @@ class MoeAlltoAll:
         exchange.agree(f"{op}: sizes", (max_num_tokens, num_experts))
         self.max_num_tokens, self.top_k, self.num_experts = max_num_tokens, top_k, num_experts
         where = exchange.run(lambda: _device_outside_captures(op, device))
-        none = (max_num_tokens, top_k), -1
-        self._targets = exchange.run(lambda: torch.full(*none, dtype=torch.int32, device=where))
+        shape_and_value = (max_num_tokens, top_k), -1
+        self._targets = exchange.run(lambda: torch.full(*shape_and_value, dtype=torch.int32, device=where))
         self._region: _Region | None = self._shared_region(exchange, count, where)
         self._region.users += 1
 
@@ -212,7 +213,7 @@ class MoeAlltoAll:
     def get_moe_workspace_size_per_rank(
         ep_size: int, top_k: int, max_num_tokens: int, hidden_size: int, extra_payload_bytes_per_token: int = 0
     ) -> int:
-        """Return the bytes of a rank that serve 16-bit rows of ``hidden_size``.
+        """Return how many bytes each rank needs for 16-bit rows of ``hidden_size``.
 
         Each token also has an id and a float32 weight for each expert, and ``extra_payload_bytes_per_token``.
         """
@@ -225,7 +226,7 @@ class MoeAlltoAll:
         """Return a region of this size that all ranks have, or make one.
 
         Sizes must be equal, because engines use workspaces of different sizes at the same time. Names are compared,
-        because only the ranks of one group have regions of one name.
+        so that ranks of different groups do not share a region.
         """
 
         def known() -> set[str]:
@@ -255,14 +256,14 @@ class MoeAlltoAll:
             input_payloads: one to six contiguous tensors ``[tokens, ...]`` of any dtypes. Dtypes and the shapes of
                 tokens are equal on all ranks.
             runtime_max_tokens_per_rank: the most tokens of a rank in this call, equal on all ranks.
-            invalid_token_expert_id: written to the ids of rows that no token was sent to, with
+            invalid_token_expert_id: the id written to rows that received no token. Needs
                 ``expert_id_payload_index``.
             expert_id_payload_index: number of the payload with ids, of int32.
 
         Returns:
             For each payload a tensor ``[ranks, runtime_max_tokens_per_rank, ...]`` in the workspace, valid until this
             rank calls :meth:`combine`: after that, peers may dispatch. Row ``(s, t)`` is token ``t`` of rank ``s`` if
-            that has an expert here. Other rows keep old bytes.
+            one of the token's experts is on this rank. Other rows keep old bytes.
 
         Raises:
             ValueError: invalid shapes or devices, payloads that do not fit, a dispatch without its combine, or a
@@ -322,7 +323,7 @@ class MoeAlltoAll:
     ) -> torch.Tensor:
         """Return the results of the last dispatch's tokens to their ranks and add them.
 
-        The sum is in float32 in the order in which the token's experts name their ranks, and rounded once.
+        The sum is in float32 and rounded once. The order is that of the ranks' first experts in the token's list.
 
         Args:
             payload: ``[ranks, runtime_max_tokens_per_rank, hidden]``, contiguous, float32, float16 or bfloat16: the
@@ -375,7 +376,7 @@ class MoeAlltoAll:
         return torch.empty(shape, dtype=dtype, device=region._device)
 
     def check(self) -> None:
-        """Raise the error that a call of this object's memory has ended with.
+        """Raise the error of the first failed call that used this object's workspace.
 
         Raises:
             GroupError: see :meth:`TRTLLMAllReduceFusionWorkspace.check`.
@@ -387,7 +388,7 @@ class MoeAlltoAll:
         self._alive("abort").abort()
 
     def destroy(self) -> None:
-        """Release the memory after this rank's kernels, with the last object that shares it. Repeated calls do nothing.
+        """Release the memory after this rank's kernels, if no other object shares it. Repeated calls do nothing.
 
         Tensors of :meth:`dispatch` are invalid afterwards.
         """
@@ -421,7 +422,7 @@ class MoeAlltoAll:
 
 
 def _check_room(op: str, region: _Region, count: int, other: int) -> None:
-    """Check that the bytes of a call leave those of the other function alone: peers may still read them."""
+    """Check that the bytes of a call and those of the other function fit side by side: peers may still read them."""
     if count + other > region._slot_bytes:
         got = f"{count} bytes with {other} of the other function"
         raise value_error(op, "workspace_size_per_rank", got, f"at most {region._slot_bytes}")
@@ -449,6 +450,9 @@ def _device_outside_captures(op: str, device: torch.device | str | int | None) -
 
 
 def _bytes_at(address: int, count: int, device: torch.device) -> torch.Tensor:
-    """Return the bytes of mapped memory as a tensor that does not own them. The protocol of CUDA arrays needs numpy."""
+    """Return the bytes of mapped memory as a tensor that does not own them.
+
+    ``__cuda_array_interface__`` would need numpy.
+    """
     storage: Any = torch._C._construct_storage_from_data_pointer(address, device, count)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -33,7 +33,7 @@ __all__ = [
 # Numbers of common/allreduce.h.
 MAX_RANKS = 16
 SLOTS = 2
-EPOCH_WORDS = 1056
+EPOCH_WORDS = 1056  # one for each CTA of the largest grid
 PART_BYTES = 16
 HEADER_BYTES = SLOTS * MAX_RANKS * 16
 # Words of CommReport.
@@ -52,7 +52,7 @@ def padded(count: int) -> int:
 
 
 def inbox_bytes(ranks: int, slot_bytes: int) -> int:
-    """Return the bytes of a rank's inbox for inputs of ``slot_bytes``."""
+    """Return the bytes of a rank's inbox, whose largest input has ``slot_bytes``."""
     return HEADER_BYTES + SLOTS * (ranks - 1) * slot_bytes
 
 
@@ -213,7 +213,7 @@ class TRTLLMAllReduceFusionWorkspace(AllReduceFusionWorkspace):
     def is_buffer_size_sufficient(
         self, tp_size: int, num_tokens: int, hidden_dim: int, dtype: torch.dtype, use_oneshot: bool | None = None
     ) -> bool:
-        """Return whether a call with such an input fits: its bytes, and a row for the norm on this GPU.
+        """Return whether a call with such an input fits: its bytes, and the length of its rows for the norm.
 
         Args:
             tp_size: number of ranks. The result is False if the workspace has another number.
@@ -411,7 +411,7 @@ def _host() -> str:
 
 
 def agree_on_place(op: str, exchange: Exchange, device: torch.device, count: int) -> int:
-    """Check that all ranks are on one host and request ``count`` bytes each.
+    """Check that all ranks are on one host, and that all request ``count`` bytes.
 
     Returns:
         The number of ranks on this rank's GPU.
@@ -434,7 +434,7 @@ def agree_on_place(op: str, exchange: Exchange, device: torch.device, count: int
 
 
 def load(device: torch.device, dtype: torch.dtype, ranks: int) -> Library | None:
-    """Load the module. On a GPU, also load all kernels of later calls."""
+    """Load the module. On a GPU, also load the kernels that later calls launch."""
     spec = gen_allreduce_module(device.type)
     needs = {"dtype": (str(dtype).removeprefix("torch."),)}
     modules.load(spec, needs)

@@ -59,7 +59,7 @@ SETTLE = 1.0  # seconds to wait for a killed builder's compilers before building
 def make_request(
     spec: Spec, destination: Path | None = None, target: Target | None = None, key: str | None = None
 ) -> BuildRequest:
-    """Return a request to build ``spec`` on this machine. ``target`` is narrowed to the archs of its kernels.
+    """Return a request to build ``spec`` on this machine. ``target`` is narrowed to the archs of the module's kernels.
 
     ``key``: the key of the spec, if it is known.
 
@@ -91,7 +91,7 @@ def copy_to_destination(found: Artifact, request: BuildRequest) -> Artifact | Re
 
 
 class Session:
-    """Builds of one call: the locks that it holds, its options, and the timeline of all its runs."""
+    """State of one call of ``resolve``: the locks that it holds, its options, and the timeline of all its runs."""
 
     def __init__(self, verbose: bool, jobs: int | None, watch: Watch | None) -> None:
         self.root, self.holds = workspace(), dict[Request, Hold]()
@@ -131,27 +131,27 @@ class _UnitOutput:
 
 
 class Run:
-    """Builds requests whose locks are held. A call fills ``answers`` and releases each lock."""
+    """One run of ninja over requests whose locks are held. A call fills ``answers`` and releases each lock."""
 
     def __init__(self, holds: Mapping[BuildRequest, Hold], root: Path, timeline: Timeline) -> None:
         self.holds, self.timeline = holds, timeline
         self.root, self.folder = root, root / "build"
         self.answers = dict[BuildRequest, Artifact | Rejected]()
         self.ninja_lines: list[str] = []  # output of ninja itself
-        self.linked = dict[str, str]()  # link in the build directory -> the folder that messages name instead
+        self.linked = dict[str, str]()  # symbolic link in the build directory -> its folder, which messages name
         # Request -> output file -> output.
         self.units: dict[BuildRequest, dict[str, _UnitOutput]] = {request: {} for request in holds}
         self.progress = Progress(sum(one.steps for one in holds), left=tuple(one.spec.name for one in holds))
         self.started = time.time()
         self.worker = [find_python(), "-I", "-S", str(Path(__file__).with_name("worker") / "__main__.py")]
         for request in holds:
-            self._wait_for_killed_builder(request)
+            self._wait_for_orphaned_compilers(request)
 
     def directory(self, request: BuildRequest) -> str:
         """Return the directory of a module's build, relative to ``folder``. Only the holder of the lock writes it."""
         return f"{request.build_key[:16]}-{self.holds[request].token}/{request.spec.name}"
 
-    def _wait_for_killed_builder(self, request: BuildRequest) -> None:
+    def _wait_for_orphaned_compilers(self, request: BuildRequest) -> None:
         """Wait for the compilers of a killed builder. If they do not end soon, build in another directory."""
         deadline = time.monotonic() + SETTLE
         while is_held(self.folder / self.directory(request) / RUN):
@@ -165,8 +165,8 @@ class Run:
 
     def __call__(self, verbose: bool, watch: Watch) -> None:
         toolchain = max((request.toolchain for request in self.holds), key=lambda tools: tools.nvcc is not None)
-        # The units' worker processes hold the other end of this pipe. When this process ends, its own end closes, and
-        # the workers then end at once.
+        # Worker processes hold the other side of this pipe. When this process exits, its side closes, and the workers
+        # exit at once.
         child_end, own_end = process.pipe()
         try:
             graph = self._write(child_end, toolchain)
@@ -312,7 +312,7 @@ class Run:
         return artifact
 
     def _output_names(self, request: BuildRequest) -> dict[str, str]:
-        """Map the outputs of a module's units, below the build directory, to their names in the history."""
+        """Return, for each output file of a module's units (relative to ``folder``), its name in the history."""
         directory = self.directory(request)
         return {**objects(request.spec, directory), f"{directory}/{request.spec.name}.so": LINK}
 
@@ -391,7 +391,7 @@ def _from_first_error(lines: list[str]) -> list[str]:
 
 
 def check_dependencies(spec: Spec, folder: Path, directory: str) -> None:
-    """Check that the key covers every header of the library or the user that the compiler read.
+    """Check that the key covers every header that the compiler read, except those of the system and of tools.
 
     Raises:
         BuildError: it does not cover one, for example because the ``#include`` names a macro.

@@ -74,8 +74,8 @@ def test_blocks_of_the_composition(options, device, monkeypatch):
     packed = ours.get("packed_custom_mask")
     requests = composition.requests_of(q, k, 0, None, None)
     for block, keys in ((1 << 22, 1024), (4 * 7 * 8, 8), (1, 13)):
-        monkeypatch.setattr(composition, "BLOCK", block)
-        monkeypatch.setattr(composition, "KEYS", keys)
+        monkeypatch.setattr(composition, "BLOCK_ELEMENTS", block)
+        monkeypatch.setattr(composition, "BLOCK_KEYS", keys)
         got = composition.gradients(
             q,
             k,
@@ -107,4 +107,4 @@ def test_memory_is_bounded(monkeypatch, device):
     requests = composition.requests_of(q, k, 0, None, None)
     rows = torch.zeros(3000, 4, device=device)
     composition.gradients(q, k, v, torch.ones_like(q), rows, rows, requests, call, None, None)
-    assert len(largest) > 4 and max(largest) <= composition.BLOCK < 4 * 3000 * 3000
+    assert len(largest) > 4 and max(largest) <= composition.BLOCK_ELEMENTS < 4 * 3000 * 3000

@@ -43,8 +43,8 @@ def trtllm_custom_all_reduce(
     - ``NONE``: ``out`` is the sum.
     - ``RESIDUAL_RMS_NORM``: ``intermediate_buffer`` is ``sum + (residual + bias)``, and ``out`` its norm with
       ``weight``. The sum in parentheses is rounded to the dtype.
-    - ``RESIDUAL_RMS_PREPOST_NORM``: the norm of ``sum + bias`` with ``weight_pre_residual_norm`` replaces the sum,
-      and ``intermediate_buffer`` adds the residual to it.
+    - ``RESIDUAL_RMS_PREPOST_NORM``: ``x`` is the norm of ``sum + bias`` with ``weight_pre_residual_norm``,
+      ``intermediate_buffer`` is ``x + residual``, and ``out`` its norm with ``weight``.
 
     Args:
         inp, out, residual, intermediate_buffer: contiguous, with ``token_num`` rows in any shape. The norms require
@@ -80,14 +80,14 @@ def trtllm_custom_all_reduce(
     def shaped(name: str, tensor: torch.Tensor | None) -> torch.Tensor:
         return as_rows(op, name, required(op, name, tensor), token_num, hidden)
 
-    def total(to: torch.Tensor) -> torch.Tensor:
+    def total(rows_out: torch.Tensor) -> torch.Tensor:
         return allreduce_fusion(
-            shaped("inp", inp), workspace, AllReduceFusionPattern.kAllReduce, launch_with_pdl, output=to
+            shaped("inp", inp), workspace, AllReduceFusionPattern.kAllReduce, launch_with_pdl, output=rows_out
         )
 
-    to = shaped("out", out)
+    rows_out = shaped("out", out)
     if fusion == AllReduceFusionOp.NONE:
-        total(to)
+        total(rows_out)
     elif fusion == AllReduceFusionOp.RESIDUAL_RMS_NORM:
         added = shaped("residual", residual)
         allreduce_fusion(
@@ -96,7 +96,7 @@ def trtllm_custom_all_reduce(
             AllReduceFusionPattern.kARResidualRMSNorm,
             launch_with_pdl,
             residual_out=shaped("intermediate_buffer", intermediate_buffer),
-            norm_out=to,
+            norm_out=rows_out,
             residual_in=added if bias is None else added + bias,
             rms_gamma=weight,
             rms_eps=epsilon,
@@ -105,9 +105,9 @@ def trtllm_custom_all_reduce(
         first = required(op, "weight_pre_residual_norm", weight_pre_residual_norm)
         last = required(op, "weight", weight)
         added, kept = shaped("residual", residual), shaped("intermediate_buffer", intermediate_buffer)
-        x = total(torch.empty_like(to))
-        norm.rmsnorm(x if bias is None else x + bias, first, epsilon, out=to)
+        x = total(torch.empty_like(rows_out))
+        norm.rmsnorm(x if bias is None else x + bias, first, epsilon, out=rows_out)
         kept.copy_(added)
-        norm.fused_add_rmsnorm(to, kept, last, epsilon)
+        norm.fused_add_rmsnorm(rows_out, kept, last, epsilon)
     else:
         raise UnsupportedError(f"{op}: fusion_op_code: got {fusion.name}, wanted one without quantisation and experts")

@@ -258,11 +258,11 @@ def check_metadata(
     """Check that a call fits the sizes of its workspace."""
     is_fp32 = x.dtype == torch.float32
     checks: tuple[tuple[str, Any, Callable[[Any], bool]], ...] = (
-        ("tp_size", size, lambda most: size == most),
-        ("tp_rank", rank, lambda most: rank == most),
-        ("max_token_num", tokens, lambda most: tokens <= most),
-        ("hidden_dim", hidden, lambda most: hidden == most),
-        ("use_fp32_lamport", is_fp32, lambda most: is_fp32 == most),
+        ("tp_size", size, lambda limit: size == limit),
+        ("tp_rank", rank, lambda limit: rank == limit),
+        ("max_token_num", tokens, lambda limit: tokens <= limit),
+        ("hidden_dim", hidden, lambda limit: hidden == limit),
+        ("use_fp32_lamport", is_fp32, lambda limit: is_fp32 == limit),
     )
     for name, got, fits in checks:
         if not fits(metadata[name]):
@@ -277,7 +277,7 @@ def check_outputs(
     quant_out: torch.Tensor | None,
     scale_out: torch.Tensor | None,
 ) -> None:
-    """Check that the caller passes the outputs of the pattern. The function returns nothing."""
+    """Check that the caller passes every output of the pattern, because the public functions return none."""
     quant, has_norm = NORM_PATTERNS.get(pattern, (0, False))
     outputs = {
         "allreduce_out": (pattern == AllReduceFusionPattern.kAllReduce, allreduce_out),

@@ -22,7 +22,7 @@ _fallbacks: dict[Path, Path] = {}
 
 
 def workspace_root() -> Path:
-    """Return ``FLASHINFER_WORKSPACE_DIR``, or this user's directory in it if others can write there."""
+    """Return ``FLASHINFER_WORKSPACE_DIR``. If it is not trusted, return this user's directory in it."""
     root = env.WORKSPACE_DIR.get()
     return root if root_refusal(root) is None else root / f"user-{os.geteuid()}"
 
@@ -143,11 +143,11 @@ def _why_not_usable(root: Path) -> str | None:
         return "cannot be written (this user's home directory is not known)"
     try:
         trust.make_directories(root)
-        # The next build links objects that an interrupted one left.
+        # Nobody else may write to `build`: the next build links objects that an interrupted build left there.
         if (refusal := trust.refusal(root) or root_refusal(root / "build")) is not None:
             return f"cannot be written ({refusal})"
-        # Only a write proves that it can be written: access(2) allows root on a read-only mount. A full file system still
-        # creates files, and over a network it drops the bytes later.
+        # Only a write proves that it can be written: access(2) allows root on a read-only mount. A full file system can
+        # create files without space for bytes, and a network file system reports this only at fsync. So write bytes.
         write_atomically(root / ".probe", bytes(65536))
         (root / ".probe").unlink(missing_ok=True)
     except OSError as err:

@@ -62,7 +62,7 @@ def gen_batch_decode_module(
     use_logits_soft_cap: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Check that indices are int32, and return :func:`gen_single_decode_module`."""
+    """Check that indices are int32, and return the module of :func:`gen_single_decode_module`."""
     check_index_dtype("dtype_idx", dtype_idx)
     return gen_single_decode_module(
         dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
@@ -137,7 +137,7 @@ def gen_customize_batch_decode_module(
     use_logits_soft_cap: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Check that indices are int32, and return :func:`gen_customize_single_decode_module`."""
+    """Check that indices are int32, and return the module of :func:`gen_customize_single_decode_module`."""
     check_index_dtype("idtype", idtype)
     return gen_customize_single_decode_module(
         uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names, additional_tensor_dtypes,

@@ -98,7 +98,7 @@ def gen_batch_prefill_module(
     use_fp16_qk_reduction: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Check that indices are int32, and return :func:`gen_single_prefill_module`."""
+    """Check that indices are int32, and return the module of :func:`gen_single_prefill_module`."""
     check_index_dtype("dtype_idx", dtype_idx)
     return gen_single_prefill_module(
         backend, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, pos_encoding_mode, use_sliding_window,
@@ -172,7 +172,7 @@ def gen_customize_batch_prefill_module(
     fp8_enabled: bool = False,
     device: object = None,
 ) -> JitSpec:
-    """Check that indices are int32, and return :func:`gen_customize_single_prefill_module`."""
+    """Check that indices are int32, and return the module of :func:`gen_customize_single_prefill_module`."""
     check_index_dtype("idtype", idtype)
     return gen_customize_single_prefill_module(
         backend, uri, dtype_q, dtype_kv, dtype_o, head_dim_qk, head_dim_vo, additional_tensor_names,

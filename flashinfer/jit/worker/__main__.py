@@ -1,10 +1,10 @@
 """Wrapper of one compiler command of ninja: ``python -I -S .../worker/__main__.py FILE -- COMMAND...``.
 
 FILE is the command's output. The worker waits for a compile slot, and kills the compiler and itself as soon
-as the builder is gone. Next to FILE it writes a record: times, memory, and digests of FILE and of its inputs.
-An object with a valid record is not compiled again. So an interrupted build resumes, even if file times, ninja's
-log or the object have changed. The worker prints one line for the builder before the compiler's output and
-one after it.
+as the builder, the process that started ninja, has ended. Next to FILE it writes a record: times, memory, and
+digests of FILE and of its inputs. If both digests are still right, FILE is not compiled again. So an interrupted
+build resumes without ninja's log and with any file times, and a changed object is compiled again. The worker
+prints one line for the builder before the compiler's output and one after it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def main() -> int:
         os.setpgid(0, 0)  # the kills below must reach only this process and its compiler
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        text = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, with a shared lock, until this process ends)
-        hold_shared(text.fileno())
-        run = json.load(text)
+        run_file = open(os.path.join(os.path.dirname(file), RUN))  # noqa: SIM115 (open, with a shared lock, until this process ends)
+        hold_shared(run_file.fileno())
+        run = json.load(run_file)
     except (OSError, ValueError) as err:
         print(f"fatal error: the build directory was changed while it was in use: {err}", file=sys.stderr)
         return 1
@@ -89,11 +89,11 @@ def wait(child: int, builder: select.poll) -> tuple[int, int]:
     except (AttributeError, OSError):
         timeout = int(POLL * 1000)  # old kernels have no pidfd: poll
     while True:
-        ended = builder.poll(timeout)
+        events = builder.poll(timeout)
         done, status, usage = os.wait4(child, os.WNOHANG)
         if done:
             return status, usage.ru_maxrss * 1024
-        if ended:
+        if events:  # the compiler has not ended, so the builder has
             os.killpg(0, signal.SIGKILL)
 
 
