@@ -10,7 +10,7 @@ import torch
 from .._compat.refused import FP4, declare
 from .._gemm.arguments import F32
 from .._gemm.arguments import blocks as cdiv
-from .._ops.dtypes import FLOATS
+from .._ops.dtypes import FLOATS, HALVES
 from .._ops.errors import either, type_error, value_error
 from .._ops.numbers import check_range, whole
 from .._ops.shapes import check_tensors
@@ -30,7 +30,6 @@ from .workspace import Workspace, aligned_bytes, check_workspace
 
 _NAME = "cutlass_fused_moe"
 _INT32 = (torch.int32,)
-_HALVES = (torch.float16, torch.bfloat16)
 _BYTES = (torch.uint8,)
 _NO_KERNEL = (ActivationType.InvalidType, ActivationType.ClampedRelu2)
 
@@ -226,7 +225,7 @@ def cutlass_fused_moe(
 
 def _check_four_bits(x: torch.Tensor, first: torch.Tensor, inner: int) -> None:
     """Check what kernels for MXFP4 need of the input and of the sizes."""
-    check_dtype(_NAME, "input", x.dtype, _HALVES)
+    check_dtype(_NAME, "input", x.dtype, HALVES)
     hidden = x.shape[1]
     if differs(2 * first.shape[2], hidden):
         shape = [*first.shape[:2], f"{hidden} / 2"]

@@ -35,7 +35,8 @@ class Scales:
     blocks: bool = False
 
     def of(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight if self.blocks else weight.view(-1, 1, 1)
+        """Return the scales of a weight as its product reads them."""
+        return weight if self.blocks or weight.dtype == torch.uint8 else weight.view(-1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,9 @@ def run_experts(
     """
     memory = workspace or Workspace()
     blocks, four_bits = scales is not None and scales.blocks, first.dtype == torch.uint8
-    numbers = None if four_bits else scales
     granularity = (1, BLOCK, BLOCK) if blocks else (0, 0, 0)
     bounds, tokens, rows = operators.sort(ids, first.shape[0], first_expert)
-    dtype = x.dtype if numbers is None else out.dtype
+    dtype = x.dtype if scales is None or four_bits else out.dtype
     x_scales = None
     if blocks:
         x, x_scales = operators.activate(x, None, IDENTITY, False, None, None, None, None, None, True)
@@ -105,25 +105,28 @@ def run_experts(
         grouped_gemm(activated, x, first, None, None, bounds, None, None, row_indices, None, *granularity, gate=order)
     else:
         hidden = memory.empty((slots, first.shape[1]), dtype, x.device)
-        if four_bits and scales is not None:
-            mxfp4_gemm(hidden, x, first, scales.first, bounds, row_indices)
-        else:
-            first_scales = None if numbers is None else numbers.of(numbers.first)
-            grouped_gemm(hidden, x, first, x_scales, first_scales, bounds, None, None, row_indices, None, *granularity)
+        first_scales = None if scales is None else scales.of(scales.first)
+        _multiply(hidden, x, first, x_scales, first_scales, bounds, row_indices, granularity)
         activated, row_scales = operators.activate(
             hidden, bounds, gate.activation, gate.gate_first, biases[0], gate.alpha, gate.beta, gate.limit,
-            None if numbers is None else numbers.activated, blocks,
+            None if scales is None else scales.activated, blocks,
         )  # fmt: skip
     result = memory.empty((slots, second.shape[1]), dtype, x.device)
-    if four_bits and scales is not None:
-        mxfp4_gemm(result, activated, second, scales.second, bounds, None)
-    else:
-        second_scales = None if numbers is None else numbers.of(numbers.second)
-        grouped_gemm(
-            result, activated, second, row_scales if blocks else None, second_scales, bounds, None, None, None, None,
-            *granularity,
-        )  # fmt: skip
+    second_scales = None if scales is None else scales.of(scales.second)
+    _multiply(result, activated, second, row_scales if blocks else None, second_scales, bounds, None, granularity)
     operators.finalize(out, result, rows, weights, biases[1], bounds)
+
+
+def _multiply(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, x_scales: torch.Tensor | None,
+    scales: torch.Tensor | None, bounds: torch.Tensor, row_indices: torch.Tensor | None,
+    granularity: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Multiply the rows of each expert by its matrix. A weight of uint8 is MXFP4, and ``x`` has no scales then."""
+    if weight.dtype == torch.uint8:
+        mxfp4_gemm(out, x, weight, scales, bounds, row_indices)
+    else:
+        grouped_gemm(out, x, weight, x_scales, scales, bounds, None, None, row_indices, None, *granularity)
 
 
 def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -310,14 +311,9 @@ def test_one_graph_for_all_routings(device, cold_dynamo):
         assert compiled(x, logits, first, second).equal(moe(x, logits, first, second))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_graph_replays_other_routings():
-    x, ids, scales, first, second = layer("cuda", torch.bfloat16, 64, 4, 16, 128, 64)
+def check_replays(call: Callable[[torch.Tensor | None], torch.Tensor], x: torch.Tensor, ids: torch.Tensor) -> None:
+    """Capture a call with an output once, and compare its replays with eager calls, for other inputs and routings."""
     out = torch.empty_like(x)
-
-    def call(to: torch.Tensor | None) -> torch.Tensor:
-        return cutlass_fused_moe(x, ids, scales, first, second, x.dtype, None, output=to)[0]
-
     call(out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -327,6 +323,16 @@ def test_a_graph_replays_other_routings():
         x.normal_()
         graph.replay()
         assert out.equal(call(None))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_replays_other_routings():
+    x, ids, scales, first, second = layer("cuda", torch.bfloat16, 64, 4, 16, 128, 64)
+
+    def call(to: torch.Tensor | None) -> torch.Tensor:
+        return cutlass_fused_moe(x, ids, scales, first, second, x.dtype, None, output=to)[0]
+
+    check_replays(call, x, ids)
 
 
 def test_invalid_arguments(device):

@@ -1,21 +1,15 @@
 // Grouped GEMM: groups of few and many rows with matrices of their own, against double.
 #include <flashinfer/cpu/gemm.h>
 
-#include "harness.h"
+#include "gemm_groups.h"
 
 using namespace driver;
 
-struct Shape {
-  std::vector<int64_t> sizes;
-  int64_t n, k;
-};
-
 // Scales: one for 32 elements of k of a row of a, and for 16 rows of a matrix.
 template <typename A, typename B, typename O>
-void products(const Shape& shape, bool by_depth, bool with_scales) {
+void products(const GroupedShape& shape, bool by_depth, bool with_scales) {
   constexpr int64_t kRowsShare = 16, kDepthShare = 32;
-  std::vector<int32_t> indptr{0};
-  for (const int64_t size : shape.sizes) indptr.push_back(indptr.back() + static_cast<int32_t>(size));
+  const std::vector<int32_t> indptr = first_rows(shape);
   const int64_t groups = static_cast<int64_t>(shape.sizes.size()), m = indptr.back() + 2, n = shape.n, k = shape.k;
   const int64_t depths = (k + kDepthShare - 1) / kDepthShare, blocks = (n + kRowsShare - 1) / kRowsShare;
   const auto a = drawn<A>(m * k);
@@ -35,29 +29,18 @@ void products(const Shape& shape, bool by_depth, bool with_scales) {
   }
   p.a_dtype = kType<A>, p.b_dtype = kType<B>, p.out_dtype = kType<O>;
   cpu::grouped_gemm(p);
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t row = indptr[g]; row < indptr[g + 1]; ++row) {
-      for (int64_t column = 0; column < n; ++column) {
-        double want = 0, size = 0;
-        for (int64_t d = 0; d < k; ++d) {
-          const int64_t at = g * n * k + (by_depth ? column * k + d : d * n + column), part = d / kDepthShare;
-          double term = value(a[row * k + d]) * value(b[at]);
-          if (with_scales)
-            term *= static_cast<double>(a_scale[row * depths + part]) *
-                    b_scale[(g * blocks + column / kRowsShare) * depths + part];
-          want += term, size += std::fabs(term);
-        }
-        check_rounded("grouped_gemm", row, out[row * (n + 3) + column], want, 1e-6, size);
-      }
-      check("behind a row", row, value(out[row * (n + 3) + n]), NAN, 0);
-    }
-  }
-  check("behind the groups", 0, value(out[(m - 2) * (n + 3)]), NAN, 0);
+  check_groups("grouped_gemm", shape, indptr, out, [&](int64_t g, int64_t row, int64_t column, int64_t d) {
+    const int64_t at = g * n * k + (by_depth ? column * k + d : d * n + column), part = d / kDepthShare;
+    const double term = value(a[row * k + d]) * value(b[at]);
+    if (!with_scales) return term;
+    return term * (static_cast<double>(a_scale[row * depths + part]) *
+                   b_scale[(g * blocks + column / kRowsShare) * depths + part]);
+  });
 }
 
 void run() {
-  const Shape shapes[] = {{{3, 0, 18}, 70, 33}, {{1, 160}, 21, 96}, {{16, 17}, 130, 600}};
-  for (const Shape& shape : shapes) {
+  const GroupedShape shapes[] = {{{3, 0, 18}, 70, 33}, {{1, 160}, 21, 96}, {{16, 17}, 130, 600}};
+  for (const GroupedShape& shape : shapes) {
     for (const bool by_depth : {true, false}) {
       products<float, float, float>(shape, by_depth, false);
       products<half_t, half_t, bfloat16_t>(shape, by_depth, false);

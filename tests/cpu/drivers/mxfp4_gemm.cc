@@ -1,14 +1,9 @@
 // Grouped GEMM of 16-bit rows and MXFP4 matrices, against double. The driver packs codes and scales itself.
 #include <flashinfer/cpu/mxfp4_gemm.h>
 
-#include "harness.h"
+#include "gemm_groups.h"
 
 using namespace driver;
-
-struct Shape {
-  std::vector<int64_t> sizes;
-  int64_t n, k;
-};
 
 // Return the word of eight codes of a row, as common/mxfp4_gemm.h describes it.
 uint32_t word_of(const uint8_t* codes) {
@@ -23,10 +18,9 @@ uint32_t word_of(const uint8_t* codes) {
 }
 
 template <typename T>
-void products(const Shape& shape) {
+void products(const GroupedShape& shape) {
   const double magnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  std::vector<int32_t> indptr{0};
-  for (const int64_t size : shape.sizes) indptr.push_back(indptr.back() + static_cast<int32_t>(size));
+  const std::vector<int32_t> indptr = first_rows(shape);
   const int64_t groups = static_cast<int64_t>(shape.sizes.size()), m = indptr.back() + 2, n = shape.n, k = shape.k;
   std::vector<uint8_t> codes(groups * n * k), packed(groups * n * k / 2), scales(groups * n * k / kMxfp4Group);
   std::vector<double> b(groups * n * k);
@@ -53,24 +47,13 @@ void products(const Shape& shape) {
   p.m = m, p.n = n, p.k = k, p.a_num_rows = m, p.num_groups = p.num_matrices = groups;
   p.a_dtype = p.out_dtype = kType<T>;
   cpu::mxfp4_gemm(p);
-  for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t row = indptr[g]; row < indptr[g + 1]; ++row) {
-      for (int64_t column = 0; column < n; ++column) {
-        double want = 0, size = 0;
-        for (int64_t d = 0; d < k; ++d) {
-          const double term = value(a[row * k + d]) * b[(g * n + column) * k + d];
-          want += term, size += std::fabs(term);
-        }
-        check_rounded("mxfp4_gemm", row, out[row * (n + 3) + column], want, 1e-6, size);
-      }
-      check("behind a row", row, value(out[row * (n + 3) + n]), NAN, 0);
-    }
-  }
-  check("behind the groups", 0, value(out[(m - 2) * (n + 3)]), NAN, 0);
+  check_groups("mxfp4_gemm", shape, indptr, out, [&](int64_t g, int64_t row, int64_t column, int64_t d) {
+    return value(a[row * k + d]) * b[(g * n + column) * k + d];
+  });
 }
 
 void run() {
-  for (const Shape& shape : {Shape{{3, 0, 18}, 64, 128}, Shape{{1, 33}, 192, 384}}) {
+  for (const GroupedShape& shape : {GroupedShape{{3, 0, 18}, 64, 128}, GroupedShape{{1, 33}, 192, 384}}) {
     products<half_t>(shape);
     products<bfloat16_t>(shape);
   }

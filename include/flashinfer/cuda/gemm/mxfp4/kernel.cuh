@@ -61,7 +61,6 @@ void launch_mxfp4_gemm(const Mxfp4GemmParams& p, const Launch& where) {
     return std::max(resident, device_info(device).num_sms);
   });
   const int64_t column_tiles = (p.n - 1) / Shape::kColumns + 1;
-  if (p.n > INT32_MAX) throw_value_error("mxfp4_gemm: b: got too many rows of a matrix, wanted an int32");
   // Only the device knows the sizes of the groups. Each group adds at most one partial row of tiles.
   const int64_t most = (p.m / Shape::kRows + std::min(p.num_groups, p.m)) * column_tiles;
   Kernel<mxfp4_gemm_kernel<Shape>>::launch(dim3(static_cast<unsigned>(std::min<int64_t>(ctas, most))),
