@@ -9,7 +9,8 @@
 
 namespace flashinfer::cuda {
 
-// Return true if parts begin at multiples of 16 bytes: those of each row with the norm, else those of all rows as one.
+// Return true if all pointers are multiples of 16 bytes and all parts are whole: those of a row with the
+// norm, otherwise those of all rows, concatenated.
 inline bool is_aligned(const AllReduceParams& p) {
   uintptr_t bits = p.weight ? p.row_bytes : static_cast<uintptr_t>(p.rows * p.row_bytes);
   for (const void* one :
@@ -19,7 +20,8 @@ inline bool is_aligned(const AllReduceParams& p) {
   return bits % kPartBytes == 0;
 }
 
-// Kernels for 2, 4 and 8 ranks are compiled for aligned rows. Other numbers and unaligned rows have one kernel each.
+// Choose the kernel. For aligned rows, 2 (only in one shot), 4 and 8 ranks have their own, and other numbers
+// share one. Unaligned rows have one for any number.
 template <typename T, bool kTwoShots>
 void allreduce_in(const AllReduceParams& p, const Launch& where) {
   if (!is_aligned(p)) return launch_allreduce<T, 0, false, kTwoShots>(p, where);

@@ -2,14 +2,14 @@
 // common/allreduce.h.
 //
 // Each rank sends its rows to all peers and adds the parts in the order of ranks. In two shots a warp's 32
-// parts have one owner, so each CTA does a share of the sums. A CTA never waits for another CTA of its own
-// rank except for those of its cluster, and all CTAs are resident, so ranks may have different grids. A row
-// of the norm belongs to a cluster, with one vector per thread, so the form of the sum of squares depends on
-// the row's size only: a row has the same bits in every batch.
+// parts have one owner, and owners change from warp to warp, so each CTA adds about 1 / ranks of its parts.
+// call.cuh says why ranks may have different grids. With the norm, a cluster has a row, with one part per
+// thread, or 2 sizeof(T) parts on GPUs without clusters. The order in which squares are added depends on the
+// row's size only, so a row has the same bits in every batch.
 //
-// The floor of a call is 2.2 us, or 2.6 us with the norm, and its bytes at 360 GB/s of NVLink. Sums of 8 MiB
-// and more and norms of 64 MiB and more took at most 1.03 times their floor, and 64 KiB took 1.1 us more (two
-// H100).
+// The least time of a call is 2.2 us (2.6 us with the norm) plus its bytes at 360 GB/s, the rate of NVLink.
+// On two H100, calls took at most 1.03 times that from 8 MiB on (with the norm from 64 MiB on), and 1.1 us
+// more for 64 KiB.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
@@ -25,20 +25,21 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kMaxCluster = 8;
+constexpr int kMaxCommCluster = 8;
 
 // Partial results of all warps of a cluster. A word has the number of its reduction in the upper half and a
-// float in the lower one. Two rows suffice: a warp stores a word of reduction k + 2 after it has those of k +
-// 1 of all warps, and each of these has read its words of reduction k. Stores and loads of words are relaxed
-// accesses of cluster scope. racecheck of compute-sanitizer reports them, as it does all polling.
+// float in the lower one. Two sets of words suffice. A warp stores to the set of reduction k again in
+// reduction k + 2. By then it has the words of reduction k + 1 of all warps, and each warp sent these after
+// it had read the words of reduction k. Stores and loads of words are relaxed accesses of cluster scope.
+// racecheck of compute-sanitizer reports them, as it does all polling.
 struct ClusterWords {
-  uint64_t at[2][kMaxCluster * kCommThreads / 32];
+  uint64_t at[2][kMaxCommCluster * kCommThreads / 32];
 };
 
-// Return the sum over all threads of the cluster in a fixed order, or the maximum of numbers of at least 0.
-// Each warp stores its result in all CTAs, and polls the words of its own CTA. A barrier of the cluster would
-// first wait for the CTA's stores of rows to global memory, and then need a remote load. `number` counts the
-// reductions from 0.
+// kSum: return the sum over all threads of the cluster, in a fixed order. Otherwise return the maximum of
+// values >= 0. Each warp stores its result in all CTAs, and polls the words of its own CTA. A barrier of the
+// cluster would first wait for the CTA's stores of rows to global memory, and then need a remote load.
+// `number` counts the reductions from 0.
 template <bool kSum>
 __device__ __forceinline__ float cluster_reduce(float value, ClusterWords& words, uint32_t& number) {
   const auto over_lanes = [](float x) { return kSum ? lanes_sum<32>(x) : lanes_max<32>(x); };
@@ -85,14 +86,14 @@ __device__ __forceinline__ float group_scale(const AllReduceParams& p, const Par
   return __uint_as_float(exponent << 23);
 }
 
-// kRanks: number of ranks, or 0 for any. kVecs: parts of a thread in a piece. A piece is a row with the norm,
-// else blockDim.x parts of all rows as one.
+// kRanks: number of ranks, or 0 for any. kVecs: parts of a thread in a piece. A piece is a row if kNorm,
+// otherwise blockDim.x parts of all rows, concatenated.
 template <typename T, int kRanks, int kVecs, bool kNorm, bool kAligned, bool kTwoShots>
 __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     allreduce_kernel(const __grid_constant__ KernelParams p) {
   constexpr int kN = kPartElements<T>;
-  // The next piece is sent and all inputs of a piece are loaded before the wait for it. With kRanks == 0,
-  // registers do not suffice.
+  // Before the wait for a piece, load all its inputs and send the next piece. With kRanks == 0, registers do
+  // not suffice.
   constexpr bool kAhead = kVecs == 1 && kRanks != 0;
   __shared__ ClusterWords words;
   const int ranks = kRanks ? kRanks : p.group.ranks, rank = p.group.rank;
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   };
   const auto is_inside = [&](const PartIndex& at) { return at.in_row < p.row_parts && (!kNorm || at.row < p.pieces); };
   if constexpr (kNorm) {
-    for (int k = threadIdx.x; k < 2 * kMaxCluster * kCommThreads / 32; k += blockDim.x) words.at[0][k] = 0;
+    for (int k = threadIdx.x; k < 2 * kMaxCommCluster * kCommThreads / 32; k += blockDim.x) words.at[0][k] = 0;
     __syncwarp();
     ptx::cluster_arrive();
     const PartIndex at = part_index(0, 0);
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   const uint32_t step = range.step;
   uint32_t piece = range.first, number = 0;
   uint4 own[kVecs], next[kVecs], later[kVecs];  // of this piece and of the two after it
-  load(piece, own);                             // before the load of the state, which takes as long
+  load(piece, own);                             // overlaps the loads of the epoch and of earlier failures
   if constexpr (kAhead) load(piece + step, next);
   const uint32_t epoch = call_number(p);
   Failure failure = earlier_failure(p);
@@ -134,7 +135,8 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   const uint32_t slot = epoch % kSlots * p.slot_parts;
   send_headers(p, ranks, epoch, sends);
 
-  // Distance to the owner of a part, 0 for this rank. It is the same for all lanes of a warp.
+  // owner_of: rank that adds a part, the same in all lanes of a warp. distance_to: its distance, 0 for this
+  // rank.
   const auto owner_of = [&](const PartIndex& at) { return (at.in_row / 32 + at.row) % ranks; };
   const auto distance_to = [&](int owner) { return owner < rank ? owner + ranks - rank : owner - rank; };
 
@@ -155,20 +157,21 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     }
   };
 
-  const auto gather = [&](const PartIndex& at, const uint4& own) {
+  const auto sum_over_ranks = [&](const PartIndex& at, const uint4& own) {
     return sum_of_parts<T, kRanks>(p, int64_t{slot + at.index} * kPartBytes, own, epoch, failure);
   };
 
-  // Return the rounded sum of a part: its own, which it sends to all, or that of the owner.
+  // Return the rounded sum of a part. One shot: add the parts of all ranks. Two shots: the owner adds them
+  // and sends the sum to all, the others receive it.
   const auto sum_of = [&](const PartIndex& at, const uint4& own) {
-    if constexpr (!kTwoShots) return gather(at, own);
+    if constexpr (!kTwoShots) return sum_over_ranks(at, own);
     const int64_t offset = int64_t{slot + at.index} * kPartBytes;
     const int owner = owner_of(at);
     uint4 words;
     if (owner == rank) {
-      words = as_data(raw_of(gather(at, own)));
+      words = as_data(raw_of(sum_over_ranks(at, own)));
       if (sends && failure == 0)
-        send_to_all<kRanks>(p, offset, words);  // NaN of a failed call would be data to the peers
+        send_to_all<kRanks>(p, offset, words);  // after a failure, peers would take the NaN for data
     } else {
       uint8_t* from = p.receive[owner] + offset;
       words = receive(p, ptx::load4_relaxed_sys(from), from, owner, epoch, failure);
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
   send(piece, own);
   if constexpr (kNorm) {
     __syncwarp();
-    ptx::cluster_wait();  // all CTAs run, and have no words
+    ptx::cluster_wait();  // all CTAs have started and cleared their ClusterWords
   }
   for (; piece < p.pieces; piece += step) {
     Part<T> residual[kVecs], weight[kVecs];
@@ -256,8 +259,8 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
         }
       }
     }
-    // A sum keeps the warps of a CTA in step, so they send adjacent parts together: 8192 x 8192 took 370 us
-    // instead of 430 us (two H100). A norm does so by its reductions.
+    // Without the norm, a barrier keeps the warps of a CTA in step, so they send adjacent parts together:
+    // 8192 x 8192 took 370 us instead of 430 us (two H100). With the norm, the reductions do.
     if constexpr (!kNorm) __syncthreads();
     if constexpr (kAhead) {
       own[0] = next[0], next[0] = later[0];
@@ -266,7 +269,8 @@ __global__ void __launch_bounds__(kCommThreads, kVecs == 1 ? 2 : 1)
     }
   }
 
-  end_call(p, ranks, epoch, failure);  // each warp has all words of its CTA: no CTA writes its shared memory any more
+  // No barrier of the cluster: each warp has received all words of its CTA, so no CTA writes to its smem any more.
+  end_call(p, ranks, epoch, failure);
 }
 
 template <typename T, int kRanks, bool kAligned, bool kTwoShots>
@@ -276,9 +280,9 @@ void launch_allreduce(const AllReduceParams& params, const Launch& where) {
   if (p.weight == nullptr) {
     return launch_flat<allreduce_kernel<T, kRanks, 1, false, kAligned, kTwoShots>, T>(p, where);
   }
-  const int parts = p.hidden < 1 ? 1 : static_cast<int>((p.hidden + kN - 1) / kN);  // of a row
+  const int parts = p.hidden < 1 ? 1 : static_cast<int>((p.hidden + kN - 1) / kN);  // of a row; 1 if it is empty
   const bool has_clusters = device_info(where.device).major >= 9;
-  const int most = (has_clusters ? kMaxCluster : kVecs) * kCommThreads;
+  const int most = (has_clusters ? kMaxCommCluster : kVecs) * kCommThreads;
   if (parts > most)
     throw_value_error("allreduce_fusion: input: got " + std::to_string(p.hidden) + " columns, wanted at most " +
                       std::to_string(most * kN) + " on this GPU");
@@ -286,7 +290,7 @@ void launch_allreduce(const AllReduceParams& params, const Launch& where) {
   if (has_clusters) {
     const PieceShape shape = piece_shape(params, p.rows * parts, where);
     int cluster = 1;
-    while (cluster < kMaxCluster && parts > cluster * shape.cta_threads) cluster *= 2;
+    while (cluster < kMaxCommCluster && parts > cluster * shape.cta_threads) cluster *= 2;
     const int threads = ((parts + cluster - 1) / cluster + 31) / 32 * 32;
     return launch_resident<allreduce_kernel<T, kRanks, 1, true, kAligned, kTwoShots>>(p, shape, threads, cluster,
                                                                                       where);

@@ -1,8 +1,8 @@
-// Parts of tensors, headers, exchange of words and launch of the kernels of a group. common/allreduce.h
-// describes the protocol.
+// Code that the collective kernels share: load and store parts (16 bytes of a row), send and compare headers,
+// exchange words, launch. common/allreduce.h describes the protocol.
 //
-// A CTA never waits for another CTA of its own rank, except in its cluster, and all CTAs are resident, so
-// ranks may have different grids.
+// Ranks may have different grids: all CTAs are resident, and a CTA waits for no CTA of its own rank outside
+// its cluster.
 #pragma once
 
 #include <atomic>
@@ -26,14 +26,15 @@ using Part = Vec<T, kPartElements<T>>;
 
 // Parameters of the kernel, and the addresses of slot 0, so threads need not compute them.
 struct KernelParams : AllReduceParams {
-  uint8_t* send[kMaxRanks];     // by distance: this rank's area of the inbox of rank (rank + distance) % ranks
-  uint8_t* receive[kMaxRanks];  // by rank: its area of this rank's inbox
+  uint8_t* send[kMaxRanks];     // by distance d: where this rank writes in the inbox of rank (rank + d) % ranks
+  uint8_t* receive[kMaxRanks];  // by rank: where it writes in this rank's inbox
   uint32_t slot_parts;          // from slot 0 to slot 1
-  uint32_t row_parts;           // parts of a row with the norm, otherwise of all rows concatenated
+  uint32_t row_parts;           // with the norm: parts of one row; without it: of all rows, concatenated
   uint32_t pieces;
 };
 
-// Index of a part: its row, its index in the row, and its index in the tensor.
+// Index of a part: its row or share, its index there, and its index in the tensor. The all-reduce uses the
+// last one also in the inbox.
 struct PartIndex {
   uint32_t row, in_row, index;
 };
@@ -73,8 +74,9 @@ __device__ __forceinline__ Part<T> part_of(const uint4& words) {
 }
 
 // Pieces of a cluster: first, first + step, and so on. The last cluster of a grid has none, because its last
-// CTA has the headers: their fence delayed the words of a piece, and a sum of 1 x 4096 took 4.3 us instead of
-// 3.5 us (two H100). The only cluster of a grid has both.
+// CTA exchanges the headers. With pieces in that CTA, the fence of the headers delayed their words: a sum of
+// 1 x 4096 took 4.3 us instead of 3.5 us (two H100). In a grid of one cluster, that cluster has pieces and
+// headers.
 struct PieceRange {
   uint32_t first, step;
 };
@@ -83,22 +85,22 @@ __device__ __forceinline__ PieceRange piece_range(const KernelParams& p, uint32_
   if (count == 1) return {0, 1};
   return {index == count - 1 ? p.pieces : index, count - 1};
 }
-__device__ __forceinline__ bool has_header(const KernelParams& p, int ranks) {
+__device__ __forceinline__ bool handles_header(const KernelParams& p, int ranks) {
   return blockIdx.x == gridDim.x - 1 && threadIdx.x < ranks && threadIdx.x != p.group.rank;
 }
 
 // Clear the header of the next call and send the header of this call. All threads call it.
 __device__ __forceinline__ void send_headers(const KernelParams& p, int ranks, uint32_t epoch, bool sends) {
   const int rank = p.group.rank;
-  if (has_header(p, ranks) && sends) {
+  if (handles_header(p, ranks) && sends) {
     ptx::store_relaxed_sys(header_of(p.group, rank, threadIdx.x, epoch + 1), empty_words());
     ptx::fence_sys();  // only in these threads: fences in all threads took 2.7 us (two H100)
     ptx::store_relaxed_sys(header_of(p.group, threadIdx.x, rank, epoch), words_of(header_of(p, epoch)));
   }
 }
 
-// Send words to all peers, from the next rank on, so that senders share the links. kRanks is 0 for any
-// number.
+// Send words to all peers, from the next rank on, so that senders share the links. kRanks = 0: the number of
+// ranks is known only at run time.
 template <int kRanks>
 __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offset, const uint4& words) {
   const int ranks = kRanks ? kRanks : p.group.ranks;
@@ -106,8 +108,8 @@ __device__ __forceinline__ void send_to_all(const KernelParams& p, int64_t offse
   for (int distance = 1; distance < ranks; ++distance) ptx::store_relaxed_sys(p.send[distance] + offset, words);
 }
 
-// Wait for the words of all ranks, in the order of ranks, and call use(rank, words). `own` has those of this
-// rank.
+// Wait for the words of all ranks, in the order of ranks, and call use(rank, words). `own` has the words of
+// this rank.
 template <int kRanks, typename Use>
 __device__ __forceinline__ void receive_all(const KernelParams& p, int64_t offset, const uint4& own, uint32_t epoch,
                                             Failure& failure, const Use& use) {
@@ -143,25 +145,28 @@ __device__ __forceinline__ Part<T> sum_of_parts(const KernelParams& p, int64_t o
   return Part<T>::from_floats(sum);
 }
 
-// Compare the calls of all ranks, report an error and count the call. All threads of a CTA call it. kHeadersOnly: the
-// call waits for no words but the headers.
+// Compare the calls of all ranks, report an error and count the call. All threads of a CTA call it.
+// kHeadersOnly: the call waits only for headers, never for words.
 template <bool kHeadersOnly = false>
 __device__ __forceinline__ void end_call(const KernelParams& p, int ranks, uint32_t epoch, Failure failure) {
   const int rank = p.group.rank;
-  // Each call advances the epoch words of all CTAs, so calls may have different grids. A concurrent call changes
-  // them during a wait. If the call has waited for words, this load overlaps the loads of headers.
-  volatile uint32_t* words = p.group.state->epoch;
-  uint32_t now = epoch;
-  if (!kHeadersOnly && threadIdx.x == 0) now = words[blockIdx.x];
-  if (has_header(p, ranks)) compare_headers(p, threadIdx.x, epoch, failure);
+  // Each call advances the epoch words of all CTAs, so calls may have different grids. Thread 0 reads its
+  // CTA's word again. Another value than `epoch` means that a concurrent call of this rank has ended
+  // meanwhile. Without kHeadersOnly, CTAs with pieces have waited for words, so the load comes first and
+  // overlaps the loads of headers. With kHeadersOnly, it follows the waits of all threads for headers.
+  volatile uint32_t* epochs = p.group.state->epoch;
+  uint32_t epoch_now = epoch;
+  if (!kHeadersOnly && threadIdx.x == 0) epoch_now = epochs[blockIdx.x];
+  if (handles_header(p, ranks)) compare_headers(p, threadIdx.x, epoch, failure);
   if (kHeadersOnly) {
     __syncthreads();
-    if (threadIdx.x == 0) now = words[blockIdx.x];
+    if (threadIdx.x == 0) epoch_now = epochs[blockIdx.x];
   }
-  if (now != epoch && failure == 0) failure = fail(p, CommError::kConcurrent, rank);
+  if (epoch_now != epoch && failure == 0) failure = fail(p, CommError::kConcurrent, rank);
   report_failure(p, failure, epoch);
   __syncthreads();
-  for (int k = blockIdx.x + threadIdx.x * gridDim.x; k < kEpochWords; k += blockDim.x * gridDim.x) words[k] = epoch + 1;
+  for (int k = blockIdx.x + threadIdx.x * gridDim.x; k < kEpochWords; k += blockDim.x * gridDim.x)
+    epochs[k] = epoch + 1;
   __syncwarp();
 }
 

@@ -1,10 +1,11 @@
 // All-to-all of experts on CUDA; definitions in common/moe_alltoall.h.
 //
 // The kernels that move rows never wait for peers. Between two of them, a kernel of one CTA sends headers and
-// waits for those of the peers. Rows are complete before its fence, because the kernel that moved them has ended. The
-// next kernel sees what the CTA acquired, because the CTA has ended. So grids may exceed what the GPU holds, and ranks
-// that share a GPU need one resident CTA each. That CTA does not let the next kernel start early: its CTAs would hold
-// the GPU while this rank waits, and ranks of the same GPU could not send.
+// waits for those of the peers. Rows are complete before its fence, because the kernel that moved them has
+// ended. The next kernel sees what the CTA acquired, because the CTA has ended. So grids may exceed what the
+// GPU holds, and ranks that share a GPU need one resident CTA each. The kernel of one CTA does not let the
+// next one start early: CTAs of the next would hold the GPU while this rank waits, and other ranks on this
+// GPU could not send.
 #pragma once
 
 #include <flashinfer/common/moe_alltoall.h>
@@ -14,11 +15,11 @@
 
 namespace flashinfer::cuda {
 
-constexpr int kMoeThreads = 256;
-constexpr int kMoeCtas = 8;  // of an SM
+constexpr int kAllToAllThreads = 256;
+constexpr int kAllToAllCtas = 8;  // of a grid per SM, at most
 
-// Copy a row to the ranks whose bits are set, from the next rank on, in accesses of a Unit. place(rank) is
-// the row's address. All threads of a CTA call it.
+// Copy a row to the ranks whose bits are set in `ranks`, from the next rank on, in accesses of a Unit.
+// place(rank) is the destination. All threads of a CTA call it.
 template <typename Unit, typename PlaceOf>
 __device__ __forceinline__ void copy_units(const CommGroup& group, uint32_t ranks, const void* from, int64_t bytes,
                                            const PlaceOf& place) {
@@ -52,7 +53,7 @@ __device__ __forceinline__ void copy_row(const CommGroup& group, uint32_t ranks,
   }
 }
 
-static __global__ void __launch_bounds__(kMoeThreads, 3)
+static __global__ void __launch_bounds__(kAllToAllThreads, 3)
     moe_dispatch_kernel(const __grid_constant__ MoeDispatchParams p) {
   const CommGroup& group = p.call.group;
   const int64_t most = p.call.rows;
@@ -90,7 +91,8 @@ static __global__ void __launch_bounds__(kCommThreads) moe_meet_kernel(const __g
   end_call<true>(p, p.group.ranks, epoch, failure);
 }
 
-static __global__ void __launch_bounds__(kMoeThreads, 3) moe_return_kernel(const __grid_constant__ MoeCombineParams p) {
+static __global__ void __launch_bounds__(kAllToAllThreads, 3)
+    moe_return_kernel(const __grid_constant__ MoeCombineParams p) {
   const CommGroup& group = p.call.group;
   const int64_t most = p.call.rows, bytes = p.call.row_bytes;
   wait_for_inputs();
@@ -107,13 +109,13 @@ static __global__ void __launch_bounds__(kMoeThreads, 3) moe_return_kernel(const
 }
 
 template <typename T, bool kAligned>
-__global__ void __launch_bounds__(kMoeThreads) moe_sum_kernel(const __grid_constant__ MoeCombineParams p) {
+__global__ void __launch_bounds__(kAllToAllThreads) moe_sum_kernel(const __grid_constant__ MoeCombineParams p) {
   constexpr int kN = kPartElements<T>;
   const int64_t n = p.call.hidden;
   const uint32_t row_parts = static_cast<uint32_t>((n + kN - 1) / kN);
   wait_for_inputs();
   launch_dependents();
-  const float start = earlier_failure(p.call) ? __uint_as_float(kEmpty) : 0.0f;
+  const float start = earlier_failure(p.call) ? __uint_as_float(kEmpty) : 0.0f;  // NaN after a failure
   const uint8_t* area = region_of(p.call.group, p.call.group.rank) + p.offset;
   const auto part_index = [&](int64_t row, uint32_t part) {
     const auto at = static_cast<uint32_t>(row);
@@ -138,8 +140,8 @@ __global__ void __launch_bounds__(kMoeThreads) moe_sum_kernel(const __grid_const
 
 inline void launch_rows(void (*kernel)(MoeCombineParams), int64_t rows, const MoeCombineParams& p,
                         const Launch& where) {
-  const int64_t most = int64_t{device_info(where.device).num_sms} * kMoeCtas;
-  launch(kernel, dim3(static_cast<unsigned>(rows < most ? rows : most)), dim3(kMoeThreads), where, p);
+  const int64_t most = int64_t{device_info(where.device).num_sms} * kAllToAllCtas;
+  launch(kernel, dim3(static_cast<unsigned>(rows < most ? rows : most)), dim3(kAllToAllThreads), where, p);
 }
 
 inline void meet(const AllReduceParams& call, const Launch& where) {
@@ -147,9 +149,9 @@ inline void meet(const AllReduceParams& call, const Launch& where) {
 }
 
 inline void moe_dispatch(const MoeDispatchParams& p, const Launch& where) {
-  const int64_t most = int64_t{device_info(where.device).num_sms} * kMoeCtas;
-  launch(moe_dispatch_kernel, dim3(static_cast<unsigned>(p.call.rows < most ? p.call.rows : most)), dim3(kMoeThreads),
-         where, p);
+  const int64_t most = int64_t{device_info(where.device).num_sms} * kAllToAllCtas;
+  launch(moe_dispatch_kernel, dim3(static_cast<unsigned>(p.call.rows < most ? p.call.rows : most)),
+         dim3(kAllToAllThreads), where, p);
   meet(p.call, where);
 }
 

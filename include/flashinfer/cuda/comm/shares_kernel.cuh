@@ -1,8 +1,8 @@
 // Reduce-scatter and all-gather on CUDA; definitions and protocol in common/allreduce.h.
 //
-// The rows of a share are one sequence of parts. In reduce-scatter a CTA sends a piece of each peer's share,
-// and adds the parts of that piece of its own. In all-gather it sends a piece of its own share to all, and
-// stores that piece of theirs.
+// The rows of a share are one sequence of parts. In reduce-scatter a CTA sends piece i of each peer's share
+// to that peer, and adds piece i of this rank's share over the ranks. In all-gather it sends piece i of this
+// rank's share to all, and stores piece i of every share.
 #pragma once
 
 #include <flashinfer/common/allreduce.h>
@@ -67,17 +67,18 @@ __global__ void __launch_bounds__(kCommThreads, 2) shares_kernel(const __grid_co
   for (uint32_t piece = range.first; piece < p.pieces; piece += range.step) {
     push(piece + range.step);  // one ahead, as in the all-reduce
     finish(piece);
-    __syncthreads();  // in step, also as there
+    __syncthreads();  // keep the warps in step, as in the all-reduce
   }
   end_call(p, ranks, epoch, failure);
 }
 
-// Kernels for 2, 4 and 8 ranks are compiled for aligned shares. Other numbers and unaligned shares have one each.
 template <typename T, bool kGather, int kRanks, bool kAligned>
 void launch_shares(const AllReduceParams& params, const Launch& where) {
   launch_flat<shares_kernel<T, kRanks, kGather, kAligned>, T>(with_addresses(params), where);
 }
 
+// Choose the kernel. For aligned shares, 2, 4 and 8 ranks have their own, and other numbers share one. Unaligned
+// shares have one for any number.
 template <typename T, bool kGather>
 void run_shares(const AllReduceParams& p, const Launch& where, bool is_aligned) {
   if (!is_aligned) return launch_shares<T, kGather, 0, false>(p, where);

@@ -26,8 +26,8 @@ __device__ __forceinline__ uint4 words_of(const CallHeader& h) {
 }
 __device__ __forceinline__ CallHeader header_in(const uint4& v) { return {v.x, v.y, v.z, v.w}; }
 
-// State of the waits of a thread: 0, kFailedBefore, or an error that this thread was the first to find and
-// must report.
+// Result of a thread's waits. 0: no error. kFailedBefore: another thread or call has recorded an error.
+// Otherwise CommError << 8 | rank: this thread found the error first, and must report it.
 using Failure = uint32_t;
 constexpr Failure kFailedBefore = 1u << 31;
 
@@ -41,20 +41,22 @@ __device__ __forceinline__ Failure earlier_failure(const AllReduceParams& p) {
   return ptx::load_relaxed_sys(&p.group.state->failed) != 0u ? kFailedBefore : 0;
 }
 
-// Record an error in the workspace's state, where it ends all other waits.
+// Record an error in group.state, if it has none yet. All other waits poll it and end.
 __device__ __forceinline__ Failure fail(const AllReduceParams& p, CommError error, int rank) {
   const bool is_first = atomicCAS(&p.group.state->failed, 0u, static_cast<uint32_t>(error)) == 0u;
   return is_first ? static_cast<uint32_t>(error) << 8 | rank : kFailedBefore;
 }
 
-// Write the error that this thread found to the host's memory. Called once, at the end: in the waits, the
-// code would be inlined once per rank.
+// Write the error that this thread found to the host's memory. Kernels call it once, at their end. In
+// wait_for() its code would be inlined once per rank.
 __device__ __forceinline__ void report_failure(const AllReduceParams& p, Failure failure, uint32_t epoch) {
   if (failure == 0 || failure == kFailedBefore) return;
   int rank = failure & 0xff;
   CallHeader theirs{};
   if (rank != p.group.rank) {  // a group of one rank has no inbox
-    const auto header = [&](int of) { return ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, of, epoch)); };
+    const auto header = [&](int sender) {
+      return ptx::load4_relaxed_sys(header_of(p.group, p.group.rank, sender, epoch));
+    };
     // With two shots, the rank that is late may itself wait for another rank.
     if (failure >> 8 == static_cast<uint32_t>(CommError::kTimedOut) && has_arrived(header(rank)))
       for (int other = p.group.ranks - 1; other >= 0; --other)
