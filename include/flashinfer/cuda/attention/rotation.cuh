@@ -1,10 +1,10 @@
 // RoPE on the fly (RoFormer, arXiv 2104.09864): pairs of elements half a head apart, rotated by angles
 // proportional to the position.
 //
-// A rotated key rounded to 16 bits would change a logit by more than 1e-3. x is therefore stored in two
-// parts: h is x rounded, and g is h / 32 + (x - h) rounded. Then h h' * 31/32 + g * 32 g' = x x' up to the
-// product of two remainders and 1/32 of the rounding of g. The g of queries has a further factor 32 * 32/31,
-// so that the sum of both products is the logit times 32/31.
+// A rotated key rounded to 16 bits would change a logit by more than 1e-3. Each element x is therefore stored
+// in two parts: h is x rounded, and g is h / 32 + e rounded, with e = x - h. Then h h' * 31/32 + g * 32 g' =
+// x x' + 31 e e', up to the rounding of g. This adds 1/32 of the error of rounding x. The g of queries has a
+// further factor 32 * 32/31, so that the sum of both products is the logit times 32/31.
 #pragma once
 
 #include <cmath>
@@ -132,7 +132,7 @@ __device__ __forceinline__ void rotate_tile(const P& params, const Variant& vari
   for (int i = 0; i < 8; ++i) find_angle(frequencies[i * kColumns + column].turns_per_position, position, c[i], s[i]);
 #pragma unroll
   for (int first = 0; first < kEach; first += kAtOnce) {
-    RawElements<S> keys[kAtOnce][2];  // all loads come before the first store, which no load could pass
+    RawElements<S> keys[kAtOnce][2];  // loaded before the first store: the compiler moves no load above a store
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       if (first + n >= kEach || is_past_end(first + n)) continue;

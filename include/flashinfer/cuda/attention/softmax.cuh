@@ -14,7 +14,7 @@
 
 namespace flashinfer::cuda {
 
-// Rows of a warp, and the keys that they may see. Element i of fragment n of S belongs to row 16 m + 8 (i /
+// Rows of a warp, and the keys that they may see. Element [m][n][i] of Products belongs to row 16 m + 8 (i /
 // 2) + lane / 4 and to key 8 n + 2 (lane % 4) + i % 2.
 template <typename S>
 struct WarpRows {
@@ -201,8 +201,8 @@ __device__ __forceinline__ float query_sign(const Variant& variant) {
     return variant.sm_scale_log2 < 0 ? -1.0f : 1.0f;
   }
 }
-// Return the scale of softmax. kApplied: if the variant transforms logits, kScale of transform_tile has
-// applied the scale, so it is 1 here.
+// Return the scale of softmax. kApplied: if the variant transforms logits, transform_tile has already applied
+// it (kScale), so return 1.
 template <bool kApplied = true, typename Variant>
 __device__ __forceinline__ float softmax_scale(const Variant& variant) {
   if constexpr (!Variant::use_softmax || (kApplied && Variant::transforms_logits)) {

@@ -1,5 +1,5 @@
-// Routing: a warp chooses the top_k experts of a token, one after the other. Each is the best of those that
-// follow the previous one in the order of descending keys and ascending numbers.
+// Routing: a warp chooses the top_k experts of a token, one after the other, in the order of descending keys.
+// Of equal keys, the smaller index comes first.
 #pragma once
 
 #include <cstdint>
@@ -94,7 +94,7 @@ struct TokenRoute {
   // Choose the top_groups best groups. Lane g has the score of group g.
   __device__ __forceinline__ void keep_groups() {
     const int size = p.experts / p.num_groups;
-    uint32_t own = 0;
+    uint32_t group_key = 0;
     for (int g = 0; g < p.num_groups; ++g) {
       uint32_t first = 0, second = 0;
       each([&](int e, uint32_t key) {
@@ -103,23 +103,24 @@ struct TokenRoute {
         first = max(first, key);
       });
       const uint32_t best = __reduce_max_sync(kAllLanes, first);
-      // The second best expert: the best over the second keys of one holder of the best and the first keys of
-      // all other lanes.
+      // `next` is the second largest key of the group: one lane with the largest gives its second key, all
+      // other lanes their first.
       const unsigned holders = __ballot_sync(kAllLanes, first == best);
       const uint32_t other = lane == __ffs(holders) - 1 ? second : first;
       const uint32_t next = __reduce_max_sync(kAllLanes, other);
       const bool two = p.sums_best_two() && size > 1;
-      if (lane == g) own = key_of(two ? value_of(best) + value_of(next) : value_of(best));
+      if (lane == g) group_key = key_of(two ? value_of(best) + value_of(next) : value_of(best));
     }
     groups = 0;
-    bool open = lane < p.num_groups;
+    bool is_candidate = lane < p.num_groups;
     for (int i = 0; i < p.top_groups; ++i) {
-      // A group without a usable expert has key 1: after all other groups, but before lanes without a group.
-      uint32_t key = open ? max(own, 1u) : 0u;
+      // A group with a score of -inf or NaN gets key 1: it comes after other groups, but before lanes without
+      // a candidate.
+      uint32_t key = is_candidate ? max(group_key, 1u) : 0u;
       int number = lane;
       argmax_over_warp(key, number);
       groups |= 1u << number;
-      if (lane == number) open = false;
+      if (lane == number) is_candidate = false;
     }
   }
 
@@ -127,7 +128,7 @@ struct TokenRoute {
     if (p.num_groups > 1) keep_groups();
     const int size = p.num_groups > 1 ? p.experts / p.num_groups : p.experts;
     uint32_t last_key = 0xffffffffu;
-    int last = -1, own = -1;
+    int last = -1, chosen = -1;
     for (int j = 0; j < p.top_k; ++j) {
       uint32_t key = 0;
       int number = 0x7fffffff;
@@ -137,10 +138,10 @@ struct TokenRoute {
       });
       argmax_over_warp(key, number);
       last_key = key, last = number;
-      if (lane == j) own = key ? number : -1;
-      if (!key) break;  // no expert is left for this lane and the later ones
+      if (lane == j) chosen = key ? number : -1;
+      if (!key) break;  // no expert is left for lane j and later ones
     }
-    const float own_score = own >= 0 ? score(own) : 0.f;
+    const float own_score = chosen >= 0 ? score(chosen) : 0.f;
     const float factor = p.renormalizes() ? p.factor / (lanes_sum<32>(own_score) + 1e-20f) : p.factor;
     if (lane >= p.top_k) return;
     const int64_t to = token * p.weights_stride + lane;
@@ -151,9 +152,9 @@ struct TokenRoute {
     }
     const int64_t at = token * p.ids_stride + lane;
     if (p.wide_ids) {
-      static_cast<int64_t*>(p.ids)[at] = own;
+      static_cast<int64_t*>(p.ids)[at] = chosen;
     } else {
-      static_cast<int32_t*>(p.ids)[at] = own;
+      static_cast<int32_t*>(p.ids)[at] = chosen;
     }
   }
 };

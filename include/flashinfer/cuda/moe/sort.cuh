@@ -1,6 +1,6 @@
-// Stable counting sort of slots by expert. Each warp counts the slots of each expert in its range. A scan
-// turns the counts into first rows, and each warp scatters its slots to them. The number of rows stays on the
-// device.
+// Stable counting sort of slots, the (token, expert) pairs, by expert. Each warp counts the slots of each
+// expert in its range. A scan turns the counts into first rows, and each warp scatters its slots to them. The
+// number of rows stays on the device.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ constexpr int kSlotsPerWarp = 256;         // slots that a warp sorts if several
 constexpr int kSmallSort = 4096;           // slots that one CTA sorts
 constexpr int64_t kSortBytes = 47 * 1024;  // dynamic smem that needs no opt-in
 
-// Return the number of warps whose counts, `experts + 1` each, fit into smem. It is 1 to 8.
+// Return the number of warps, at most 8, whose counts, `experts + 1` each, fit into kSortBytes. Return 1 also
+// if the counts of one warp do not fit.
 inline int sort_warps(int experts) {
   const int64_t fits = kSortBytes / (4 * (int64_t{experts} + 1));
   return fits < 1 ? 1 : fits < 8 ? static_cast<int>(fits) : 8;
@@ -73,12 +74,12 @@ __device__ __forceinline__ void scan_counts(const SortParams& p, int32_t* counts
     __syncthreads();
     if (thread % 32 == 31) partial[thread / 32] = inclusive;
     __syncthreads();
-    int32_t row = before + inclusive - total, step = 0;
+    int32_t row = before + inclusive - total, slots_of_step = 0;
     for (int warp = 0; warp < threads / 32; ++warp) {
       if (warp < thread / 32) row += partial[warp];
-      step += partial[warp];
+      slots_of_step += partial[warp];
     }
-    before += step;
+    before += slots_of_step;
     if (expert < buckets) {
       p.indptr[expert] = row;
       for (int64_t range = 0; range < ranges; ++range) {
@@ -103,8 +104,8 @@ inline __global__ void __launch_bounds__(kSortThreads) sort_small_kernel(const S
   wait_for_inputs();
   launch_dependents();
   __syncthreads();
-  const int64_t each = (p.slots + warps - 1) / warps, begin = warp * each;
-  const int64_t end = begin + each < p.slots ? begin + each : p.slots;
+  const int64_t slots_per_warp = (p.slots + warps - 1) / warps, begin = warp * slots_per_warp;
+  const int64_t end = begin + slots_per_warp < p.slots ? begin + slots_per_warp : p.slots;
   if (warp < warps) count_slots(p, begin, end, counts + warp * buckets);
   __syncthreads();
   scan_counts(p, counts, warps, partial);

@@ -65,8 +65,7 @@ struct ClusterRow {
   int capacity;  // chunks that fit into a CTA's shared memory
   int streamed;  // own chunks that are not resident
   int pass;      // number of passes with a broadcast
-  // The sums add only elements >= sum_threshold. -1: they do not come from sum_kept(), but are sums of all
-  // elements, or maxima.
+  // Threshold of sum_kept(), if sums() comes from it. -1: sums() has sums of all elements, or maxima.
   float sum_threshold;
   uint32_t peer_offset;  // offset from this CTA's smem to the smem of the CTA to which the lane broadcasts
 
@@ -126,7 +125,7 @@ struct ClusterRow {
   // Begin a pass in which all CTAs together broadcast `words` words to each CTA. The barrier counts their
   // bytes. Even and odd passes have separate barriers, because a CTA may be one pass ahead.
   __device__ __forceinline__ void begin_pass(int words) const {
-    __syncthreads();  // no thread reads the words of the pass before the last one
+    __syncthreads();  // no thread of this CTA still reads words of the pass before the previous one
     if (is_cluster() && threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(barrier(), words * 4);
   }
   __device__ __forceinline__ void end_pass() const {
@@ -177,8 +176,8 @@ struct ClusterRow {
     for (int c = first + warp(); c < first + num_own; c += warps()) f(c);
   }
 
-  // Call read(chunk, c) for each chunk of a pair, then work(first, second, c, has_second). A missing second
-  // chunk is 0.
+  // Call read(chunk, c) for each chunk of a pair, then work(one, other, c, has_other). A missing second chunk
+  // is 0.
   template <typename Read, typename Work>
   __device__ __forceinline__ void for_chunk_pairs(const Read& read, const Work& work) const {
     for (int c = first + warp(); c < first + num_own; c += 2 * warps()) {
@@ -228,8 +227,8 @@ struct ClusterRow {
     }
   }
 
-  // Load raw elements and store the resident chunks. The maximum of each chunk goes to the maxima, or to the
-  // sums if the row is not resident.
+  // Load raw elements and store the resident chunks. Broadcast the maximum of each chunk to maxima(), or to
+  // sums() if the row is not resident.
   template <bool kNaN>
   __device__ __forceinline__ void read_maxima() {
     (kResident ? maxima_buffer : sums_buffer) ^= 1, sum_threshold = -1;

@@ -2,7 +2,7 @@
 //
 // A sample of the row gives an interval for the threshold (nucleus_sample.cuh). A read of the row collects
 // the elements of the interval (nucleus_read.cuh). If the threshold is outside, or if the interval has too
-// many elements, the row is reread with a second interval, from the sums of the first read. If that fails
+// many elements, the sums of the first read give a second interval, and the row is read again. If that fails
 // too, sums of bins narrow the interval.
 #pragma once
 
@@ -127,8 +127,9 @@ struct NucleusRow : NucleusSample {
         high = candidate.key, beyond = sum;
       } else {
         low = candidate.key, low_suffices = true;
-        // If the next key does not suffice, the candidate is the threshold. Otherwise a key 2^20 further, an
-        // eighth of an octave, becomes a bound.
+        // If the next key does not suffice, the candidate is the threshold. Otherwise the key 2^20 further,
+        // an eighth of the way from x to 2 x, becomes the upper bound if it does not suffice, else the lower
+        // one.
         for (const uint32_t step : {1u, 1u << 20}) {
           if (step >= high - low) continue;
           const double next = fixed.real(sum_at(low + step));
@@ -145,9 +146,9 @@ struct NucleusRow : NucleusSample {
     }
   }
 
-  // Return an interval within the bounds, around the bin with the threshold, by a histogram over a read of
-  // the row. The bounds do not change. An interval with `low` = INFINITY collects nothing: the next read only
-  // sums the elements >= `high`.
+  // Read the row into a histogram of the bounds. Return an interval within the bounds, around the bin with
+  // the threshold. The bounds do not change. An interval with `low` = INFINITY collects nothing: the next
+  // read only sums the elements >= `high`.
   template <typename T>
   __device__ __noinline__ static Interval narrow_by_bins(int n, const T* source) {
     const NucleusRow x(n);
@@ -194,8 +195,8 @@ struct NucleusRow : NucleusSample {
     if (!(k.sample > 0)) return {__uint_as_float(1), INFINITY};
     return x.around(static_cast<uint32_t>(fmax(k.p, 0.0) * 0x1p30), kTargetElements, x.least(k.p, k.sample));
   }
-  // Return a second interval. The first read gives the exact sum at one end of the first interval. Its
-  // distance to the target, as sample weight, is added to the weight at that end.
+  // Return a second interval. The first read gives the exact sum at one end of the first interval. The
+  // distance from this sum to the target, as sample weight, is added to the sample weight at that end.
   __device__ __noinline__ static Interval second_interval(int n, Outcome outcome, double sum) {
     const NucleusRow x(n);
     const NucleusState& k = nucleus_state();

@@ -1,9 +1,9 @@
 // One read of a row that serves many thresholds.
 //
-// Four elements form a group, and the read stores one number per group: the first sum (chunk.cuh) of its
-// elements above an interval. If an element of the group lies in the interval, all four are collected. For
-// each t of the interval, the elements >= t then have exact sums in the order of common/fixed_sum.h, without
-// rereading the row.
+// Four elements of a lane form a group. The read stores one number per group: the sum of its elements above
+// an interval, in the order of first_sums() (chunk.cuh). If an element of the group lies in the interval, all
+// four are collected. For each t of the interval, the elements >= t can then be summed without rereading the
+// row, with the bits of the order of common/fixed_sum.h.
 #pragma once
 
 #include <flashinfer/cuda/ptx/scan.cuh>
@@ -96,8 +96,8 @@ struct NucleusRead : ClusterSmemRow {
     return fixed_total(FixedPoint::of(__uint_as_float(max_bits)), max_bits);
   }
 
-  // Store the sums of a pair's chunks, and the first sum above the interval of each group. Collect the groups
-  // with an element in the interval.
+  // Store the sums of both chunks of a pair, and for each group the sum of its elements above the interval.
+  // Collect the groups with an element in the interval.
   __device__ __forceinline__ void process(Chunk (&chunks)[2], int pair, const Interval& interval) const {
     uint32_t found = 0;
     const int c = chunk_of(pair);
@@ -109,8 +109,8 @@ struct NucleusRead : ClusterSmemRow {
       float above[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Products with 0 and 1 run on other units than comparisons do. They are NaN for infinities, but rows
-        // with infinities are invalid.
+        // Multiply by 0 or 1 instead of selecting: products run on other units than comparisons. They are NaN
+        // for infinities, but rows with infinities are invalid.
         float taken[4], below[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {

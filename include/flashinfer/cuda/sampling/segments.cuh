@@ -12,8 +12,8 @@
 namespace flashinfer::cuda {
 
 struct Segments {
-  // A GlobalRow whose chunks are segments. Its sums and maxima are arrays of one word per segment, which warps
-  // broadcast to all CTAs.
+  // A GlobalRow whose chunks are segments, for broadcasts. sums() has a word per segment: its maximum, then
+  // its largest sum, then the low half of its total. maxima() has the high half.
   GlobalRow words;
   int chunks, chunks_per_segment;
   bool is_logits;
@@ -48,7 +48,7 @@ struct Segments {
     }
   }
 
-  // Call f(chunk, sum) for the chunks of a segment. All lanes have the sum.
+  // Call f(c, sum) for each chunk number c of a segment. All lanes have the sum.
   template <typename F>
   __device__ __forceinline__ void for_sums(int segment, const F& f) const {
     for_chunk_pairs(segment, [&](Chunk& first, Chunk& second, int c, bool has_second) {

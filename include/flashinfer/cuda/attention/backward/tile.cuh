@@ -146,7 +146,8 @@ class BackwardWarp {
 
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  // Return how far the key of a row and a column is ahead of the query's position.
+  // Return how far the key is ahead of the query's position. The key is `row` if S::kOfKeys, otherwise
+  // `column`.
   __device__ __forceinline__ int32_t ahead(int32_t row, int32_t column) const {
     return S::kOfKeys ? mask_.ahead(column, row) : mask_.ahead(row, column);
   }
@@ -157,8 +158,8 @@ class BackwardWarp {
     return min(one, other) <= mask_.right && max(one, other) >= -mask_.left;
   }
 
-  // Return true if no logit of the warp is masked. A query after the last has zero Q and dO, and rows after
-  // the last are not written.
+  // Return true if no logit of the warp is masked. Queries and rows after the last need no mask: such a query
+  // has zero Q and dO, and such a row is not written.
   __device__ __forceinline__ bool sees_all(int32_t column) const {
     const int32_t one = ahead(row_, column + S::kN - 1), other = ahead(row_ + 31, column);
     return max(one, other) <= mask_.right && min(one, other) >= -mask_.left && mask_.bits == nullptr &&
@@ -264,7 +265,8 @@ class BackwardWarp {
     add<T, 0>(grad_qk, ds, qk.below(part * S::kN), split * S::kTilesQK);
   }
 
-  // Address of the exchange between the warps of the same rows: P, then dS if the rows are keys.
+  // Address of the buffer in which warps of the same rows exchange operands. `which`: 0 for P (only if rows
+  // are keys), 1 for dS.
   __device__ __forceinline__ uint32_t exchange(int which) const {
     return exchange_ + (S::kOfKeys ? which * S::kExchangeBytes : 0);
   }

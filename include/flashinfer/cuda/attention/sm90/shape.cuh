@@ -30,8 +30,8 @@ struct Tile : Config {
   using Config::kConsumers, Config::kKeys, Config::kProducerRegisters;
   static constexpr int kRows = 64 * kConsumers, kConsumerThreads = 128 * kConsumers;
   static constexpr int kThreads = kConsumerThreads + 128;
-  // ptxas compiles for 65536 registers over all threads. The producer warpgroup gives most of its own to the
-  // consumers.
+  // ptxas gives each thread 168 registers with two consumers and 128 with three: 504 or 512 over the
+  // warpgroups. The producer keeps kProducerRegisters, and the consumers share the rest.
   static constexpr int kConsumerRegisters = ((kConsumers == 2 ? 504 : 512) - kProducerRegisters) / kConsumers;
   static_assert(kProducerRegisters % 8 == 0 && kConsumerRegisters % 8 == 0, "setmaxnreg takes multiples of 8");
   static_assert(kConsumers == 2 || kConsumers == 3, "a CTA has two or three consumer warpgroups");
@@ -81,7 +81,7 @@ struct Shape : Types_, Tile_ {
   static constexpr int kHalfKeys =
       (Tile::kKeys / 2 + 32 / kElementBytes - 1) / (32 / kElementBytes) * (32 / kElementBytes);
 
-  // Layout of smem. The first four parts start at multiples of 1024 bytes.
+  // Layout of smem. The tiles of Q, K, V and O start at multiples of 1024 bytes.
   static constexpr int kQueriesAt = 0, kKeysAt = Tile::kQueryStages * kQBytes;
   static constexpr int kValuesAt = kKeysAt + Tile::kStages * kKBytes;
   static constexpr int kRawStages = kFp8 ? Tile::kRawStages : 0, kRawAt = kValuesAt + Tile::kStages * kVBytes;
@@ -158,7 +158,8 @@ struct Shared {
   __device__ __forceinline__ uint32_t raw_values(int use) const {
     return start + S::kRawAt + S::RawRing::stage(use) * S::kVBytes;
   }
-  // Return the barrier of a stage of values whose rows after the request's end are not cleared yet.
+  // Return the barrier on which the copy of a stage of values completes if rows after the request's end must
+  // be cleared before the stage is full.
   __device__ __forceinline__ uint32_t uncleared(int use) const {
     return work_ring().barriers + S::WorkRing::kBytes + 8 * S::KeyRing::stage(use);
   }

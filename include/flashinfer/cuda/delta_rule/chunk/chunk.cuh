@@ -3,12 +3,13 @@
 //
 // The WY form of DeltaNet (Yang et al. 2024, arXiv 2406.06484) with the decay of Gated DeltaNet (Yang et al.
 // 2024, arXiv 2412.06464), written with one matrix Z: the papers' T = (I + B L)^-1 B is B (I - Z B), and W
-// and U are not formed. i and j are tokens of a chunk, n its last one, G the inclusive sum of g within the
-// chunk, Gam_ij = exp(G_i - G_j), B = diag(beta), Q, K and V have a row per token, ' is the transpose:
+// and U are not formed. i and j are tokens of a chunk, n is its last one. G is the inclusive sum of g within
+// the chunk, Gam_ij = exp(G_i - G_j), B = diag(beta). Q, K and V have a row per token, S is the state, r are
+// residuals, u are updates of the state. ' is the transpose:
 //   L = strict lower(k_i k_j Gam_ij)    P = scale lower(q_i k_j Gam_ij)    Z = (I + L B)^-1 L
 //   R = V - e^G K S    r = R - Z (B R)    u = B r    O = scale e^G Q S + P u    S = e^Gn S + K' e^(Gn-G) u
-// If q and k are normalised, the reciprocal L2 norms of their rows are factors of L, P, e^G and e^(Gn-G). The
-// rows of q and k are not rewritten.
+// If q and k are normalised, the kernels multiply L, P and the stored decays by the reciprocal L2 norms of
+// their rows. The rows of q and k are not rewritten.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ namespace flashinfer::cuda {
 constexpr int kDeltaChunk = 64;
 
 // Return the index of a sequence's first chunk, computed from shapes and cu_seqlens without a prefix sum.
-// With cu_seqlens, some indices belong to no chunk.
+// With cu_seqlens, some indices belong to no chunk, and count_chunks() is an upper bound.
 FLASHINFER_HD int64_t first_chunk(const DeltaRuleInputs& in, int64_t n) {
   if (!in.cu_seqlens.data) return n * ((in.num_tokens + kDeltaChunk - 1) / kDeltaChunk);
   return sequence_of(in, n).begin / kDeltaChunk + n;
@@ -55,7 +56,8 @@ __device__ __forceinline__ DeltaChunk find_chunk(const DeltaRuleInputs& in, int6
 using DeltaBlock16 = uint4[32];
 
 // Terms of a chunk and value head that do not depend on the state. `z` holds -Z and `p` holds P: the 16 x 16
-// blocks on and below the diagonal, row by row. A block has its upper two 8 x 8 matrices first.
+// blocks on and below the diagonal, row by row. A block has its four 8 x 8 matrices row by row.
+// load_block_a() swaps two for mma.
 struct DeltaMatrices {
   static constexpr int kBlocks = kDeltaChunk / 16 * (kDeltaChunk / 16 + 1) / 2;
   using Matrix = DeltaBlock16[kBlocks];
@@ -82,8 +84,8 @@ static_assert(sizeof(DeltaTerms) == sizeof(DeltaMatrices) + sizeof(DeltaGradient
 // Terms that a scan loads.
 struct DeltaScanTerms : DeltaMatrices, DeltaFactors {};
 
-// Terms with a decay per channel. The rows of k and q include e^G, so k_decay and q_decay are only L2 factors
-// and scale.
+// Terms with a decay per channel. The rows of k and q include e^G, so k_decay is only the L2 factor of k, and
+// q_decay that of q times scale.
 template <int kKeys>
 struct DeltaChannelTerms : DeltaTerms {
   using Rows = uint4[kDeltaChunk][kKeys / 8];
@@ -152,8 +154,8 @@ __device__ __forceinline__ void pack_operand_a(uint32_t (&a)[4], const float (&f
   a[0] = pack<T>(first[0], first[1]), a[1] = pack<T>(first[2], first[3]);
   a[2] = pack<T>(second[0], second[1]), a[3] = pack<T>(second[2], second[3]);
 }
-// Pack dy, the gradient before its product with B, as an A operand (backward/scan.cuh). An overflow of half_t
-// would be infinity, and its product with beta = 0 NaN, so dy is clamped to finite values.
+// Pack dy, the gradient before its product with B, as an A operand (backward/scan.cuh). In half_t, dy may
+// overflow to infinity, and infinity times beta = 0 is NaN, so dy is clamped to finite values.
 template <typename T>
 __device__ __forceinline__ void pack_finite_operand_a(uint32_t (&a)[4], const float (&first)[4],
                                                       const float (&second)[4]) {

@@ -7,7 +7,7 @@
 
 namespace flashinfer::cuda {
 
-// Workspace of float sums, one block after the other for each slice of columns.
+// Workspace of partial sums in float32. Arrays with `slices` have one part for each slice of value columns.
 struct DeltaBackwardSums {
   int64_t slices, tokens, keys, values, heads_of_states;
   bool has_gk;
@@ -49,8 +49,8 @@ inline int64_t delta_rule_workspace(const DeltaRuleInputs& in) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(sums.end));
 }
 
-// Sum one value per state row over a warp's eight columns. Three exchanges halve the values. The thread of
-// column c then has the sums of rows c, c + 8 and so on of its part.
+// Sum one value per state row over a warp's eight columns. Each of three exchanges halves the number of
+// values. The thread of column c then has the sums of rows c, c + 8 and so on of its kRows rows.
 template <int kRows>
 __device__ __forceinline__ void column_sums(float (&values)[kRows], float (&sums)[kRows / 8]) {
   float half[kRows / 2], quarter[kRows / 4];
@@ -89,7 +89,7 @@ struct DeltaColumnSums {
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) rows[threadIdx.x / 32][DeltaState<kRows>::row(8 * i + column)] = sums[i];
   }
-  // Every thread of a column has the same two values.
+  // The four threads of a column pass the same two values. Even threads sum the first, odd ones the second.
   __device__ __forceinline__ void store_scalars(float first, float second) {
     float own_value = threadIdx.x % 2 ? second : first;
 #pragma unroll

@@ -30,8 +30,8 @@ template <>
 struct Mxfp4Pairs<bfloat16_t> {
   static constexpr float kFactor = 1.0f;
   __device__ __forceinline__ static void expand(uint32_t word, uint32_t (&pair)[4]) {
-    constexpr uint32_t kFirst = 0x81c081c0;
-    pair[0] = word & kFirst, pair[1] = word << 3 & kFirst, pair[2] = word << 6 & kFirst;
+    constexpr uint32_t kPairMask = 0x81c081c0;
+    pair[0] = word & kPairMask, pair[1] = word << 3 & kPairMask, pair[2] = word << 6 & kPairMask;
     pair[3] = (word << 1 & 0x80008000) | (word >> 5 & 0x01000100) | (word >> 4 & 0x00c000c0);
     const __nv_bfloat162 factor = __bfloat162bfloat162(__ushort_as_bfloat16(0x7e80));  // 2^126
 #pragma unroll

@@ -1,9 +1,9 @@
 // Grouped GEMM of 16-bit rows and MXFP4 matrices for GPUs from sm_80 on: persistent CTAs loop over tiles.
 //
-// With few rows the time is that of the codes and scales, 4.25 bits per element, over the copy rate. Copies of
-// kStages - 1 steps are in flight, and a small tile leaves room for four CTAs per SM.
-// With many rows, expansion in registers and mma.sync are the limit: on an H100, 16-bit matrices are faster from
-// 64 rows per matrix on, MXFP4 matrices with 16 or fewer.
+// With few rows the time is that of copying codes and scales, 4.25 bits per element. Copies of kStages - 1
+// steps are in flight, and a small tile leaves room for four CTAs per SM. With many rows, expansion in
+// registers and mma.sync are the limit: on an H100, 16-bit matrices are faster from 64 rows per matrix on,
+// MXFP4 matrices with 16 or fewer.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kCtas)
   launch_dependents();
   const int steps = static_cast<int>(p.k / kMxfp4Depth);
   for (uint32_t number = blockIdx.x;; number += gridDim.x) {
-    GemmTile found;  // anew each time: the scheduler's state would need 20 registers in the mainloop
+    GemmTile found;
+    // Construct GemmTiles for each tile: its state would need 20 registers in the mainloop.
     if (!GemmTiles<Shape::kRows, Shape::kColumns>(p, column_tiles).find(number, found)) return;
     const Mxfp4Tile tile{static_cast<int32_t>(found.row), static_cast<int32_t>(found.end),
                          static_cast<int32_t>(found.matrix), found.column};
@@ -68,8 +69,8 @@ void launch_mxfp4_gemm(const Mxfp4GemmParams& p, const Launch& where) {
                                            static_cast<int32_t>(column_tiles));
 }
 
-// Choose the rows of a tile by the average size of a group. Groups vary: with an average of 3, nearly all have
-// up to 8 rows. The sums of a row are the same in every tile.
+// Choose the rows of a tile by the average size of a group. Groups vary: with an average of 3, nearly all
+// have up to 8 rows. A row has the same bits with each of these shapes.
 template <typename T>
 void mxfp4_gemm(const Mxfp4GemmParams& p, const Launch& where) {
   const int64_t rows = p.m / p.num_groups;

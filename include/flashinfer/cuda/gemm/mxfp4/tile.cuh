@@ -1,8 +1,8 @@
 // Tile of a CTA in grouped GEMM with MXFP4 matrices: sizes, copies to smem, and sums.
 //
-// The matrix is operand A of mma.m16n8k16, expanded in registers, and rows of a are operand B. A thread of a
-// quad has eight consecutive elements of 32: one word of codes, and 16 bytes of a row. Both operands have the
-// elements in this order, so neither needs ldmatrix.
+// The MXFP4 matrix (argument b) is operand A of mma.m16n8k16, expanded in registers. Rows of argument a are
+// operand B. A thread of a quad has eight consecutive elements of 32: one word of codes, and 16 bytes of a
+// row. Both operands have the elements in this order, so neither needs ldmatrix.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@
 
 namespace flashinfer::cuda {
 
-// Tile of kRows rows of a and kColumns rows of the matrix, with 128 elements of k per step.
+// Tile of kRows rows of a and kColumns rows of b, the columns of the output, with 128 elements of k per step.
 template <typename T_, int kTileRows>
 struct Mxfp4Shape {
   using T = T_;
@@ -29,7 +29,7 @@ struct Mxfp4Shape {
   static constexpr int kM = kColumns / kWarpsAcross / 16, kN = kRows / kWarpsDown / 8;
   static constexpr int kUnrolledGroups = kRows <= 16   ? 4
                                          : kRows == 32 ? 2
-                                                       : 1;  // of the four with a scale each; registers limit it
+                                                       : 1;  // of four groups with a scale each; registers limit it
   static constexpr int kCodePitch = kMxfp4Depth / 2 + 16;    // rows of codes start in different banks
   static constexpr int kRowBytes = kMxfp4Depth * 2;
   static constexpr int kScalesAt = kColumns * kCodePitch, kRowsAt = kScalesAt + kColumns * 4;
@@ -37,13 +37,15 @@ struct Mxfp4Shape {
   static constexpr int kTileAt = kTableAt + kRows * 4, kSharedBytes = kTileAt + 16 + 128;
   static_assert(kRowsAt % 128 == 0 && kStageBytes % 128 == 0, "rows start at multiples of 128");
 
-  // Return the offset of 16 bytes of a row in a stage. Two rows with four chunks each are in all banks.
+  // Return the offset of 16 bytes of a row in a stage. Four chunks of each of two adjacent rows cover all
+  // banks.
   __device__ __forceinline__ static uint32_t chunk_at(int row, int chunk) {
     return kRowsAt + row * kRowBytes + (chunk ^ (row & 1) * 4) * 16;
   }
 };
 
-// Rows of the output from `row` on, up to the group's end. The binding refuses more than an int32 of them.
+// Rows of the output from `row` on, up to the group's end. The binding refuses more rows than an int32
+// counts.
 struct Mxfp4Tile {
   int32_t row, end, matrix, column;
 
@@ -106,7 +108,7 @@ class Mxfp4Copies {
   const Mxfp4GemmParams& p_;
   const uint8_t *codes_, *scales_;
   uint32_t to_code_, to_chunk_;
-  uint32_t table_;   // in smem: rows of a in units of 16 bytes, or all ones for none
+  uint32_t table_;   // in smem: offsets of rows of a in units of 16 bytes; all ones: no row
   bool has_second_;  // false if the matrix ends after half of the tile's columns
 };
 
@@ -139,7 +141,7 @@ class Mxfp4Sums {
       for (int half = 0; half < 2; ++half) {
         scales[m][half] =
             ptx::load_shared(stage + Shape::kScalesAt + (first_column() + m * 16 + half * 8 + quad()) * 4);
-        nan_[m][half] |= has_nan(scales[m][half]);
+        nan_[m][half] |= nan_bits(scales[m][half]);
       }
 #pragma unroll Shape::kUnrolledGroups
     for (int group = 0; group < 4; ++group) {
@@ -200,10 +202,10 @@ class Mxfp4Sums {
   __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 4; }
 
   // Return a word with the top bit of a byte set if one of its bytes is 255.
-  __device__ __forceinline__ static uint32_t has_nan(uint32_t bytes) { return (0xfefefefeu - bytes) & bytes; }
+  __device__ __forceinline__ static uint32_t nan_bits(uint32_t bytes) { return (0xfefefefeu - bytes) & bytes; }
 
   float sums_[kM][kN][4];
-  uint32_t nan_[kM][2];  // has_nan() of the scales of rows quad() and quad() + 8
+  uint32_t nan_[kM][2];  // nan_bits() of the scales of rows quad() and quad() + 8
 };
 
 }  // namespace flashinfer::cuda

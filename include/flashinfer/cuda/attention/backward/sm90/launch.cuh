@@ -27,8 +27,8 @@ int64_t number_tiles(std::vector<BackwardEntry>& entries) {
   return queries;
 }
 
-// Return the number of splits of the queries of a tile of keys, at most the number of query heads per KV
-// head. The number grows until no CTA has more than 1.1 times the mean work.
+// Return the number of work items that share the queries of a tile of keys. Double it until no item has more
+// than 1.1 times the mean work of an SM, or until it would no longer divide the query heads per KV head.
 template <typename S>
 int32_t splits_of(const PrefillBackwardParams& p, const std::vector<BackwardEntry>& entries, int device) {
   const int32_t group = p.num_qo_heads / p.num_kv_heads, blocks = device_info(device).num_sms;
@@ -49,7 +49,8 @@ int32_t splits_of(const PrefillBackwardParams& p, const std::vector<BackwardEntr
 
 inline int64_t whole_lines(int64_t floats) { return (floats + 31) / 32 * 32; }
 
-// Floats of each part of p.memory: counters, rows, sums of dQ, and partial sums of dK and dV.
+// Floats of each part of p.memory. rows: lse and delta of each query; queries: sums of dQ; keys: partial sums
+// of dK and dV.
 template <typename S>
 struct MemorySizes {
   int64_t counters, rows, queries, keys;
@@ -61,6 +62,7 @@ struct MemorySizes {
   }
 };
 
+// Set p.splits and return the bytes of p.memory.
 template <typename S>
 int64_t plan_shape(PrefillBackwardParams& p, const Launch& where) {
   std::vector<BackwardEntry> entries = backward_entries(p);
@@ -117,8 +119,8 @@ void launch_shape(PrefillBackwardParams p, const Launch& where) {
   if (p.splits > 1) launch_sums<typename S::T>(p, entries, where);
 }
 
-// Return true if the kernel supports the call and is faster than the portable one. It has no windows, biases
-// or caps. A short request still takes a whole tile.
+// Return true if the kernel supports the call and is faster than the portable one. The Hopper kernel has no
+// windows, custom masks, biases or caps. Each request takes whole tiles, so many short requests are slow.
 template <typename S>
 bool serves_shape(const PrefillBackwardParams& p, const Launch& where) {
   if (p.head_dim_qk != S::kDim || p.head_dim_vo != S::kDim) return false;

@@ -3,16 +3,17 @@
 // after a chunk, from the last chunk to the first:
 //   du = P' dO + e^(Gn-G) K D    dy = du - Z' (B du)    dR = B dy = dV
 //   D = e^Gn D + scale Q' (e^G dO) - K' (e^G dR)
-// Both store operands of the next kernel to the workspace: S before, D after, and r of each chunk. dy is
-// stored in dV's memory. chunk.cuh has the other symbols.
+// Both store operands of the next kernel to the workspace: the first S before each chunk and r, the second D
+// after each chunk. dy is stored in dV's memory. chunk.cuh has the other symbols.
 #pragma once
 
 #include <flashinfer/cuda/delta_rule/chunk/mainloop.cuh>
 
 namespace flashinfer::cuda {
 
-// Workspace of the chunks and value heads, in order. States are blocks [columns / 16, kKeys / 16]. Residuals
-// are r transposed, blocks [columns / 16, 4]. Columns are padded to slices of 64.
+// Workspace: terms, states, their gradients and residuals, each for all chunks and value heads. A state has
+// blocks [columns / 16, kKeys / 16]. Residuals are r transposed, blocks [columns / 16, 4]. Columns are padded
+// to slices of 64.
 struct DeltaBackwardWorkspace {
   int64_t strips, state_bytes, residual_bytes;
   DeltaTerms* terms;  // or DeltaChannelTerms

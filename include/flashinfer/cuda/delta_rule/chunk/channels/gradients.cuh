@@ -1,9 +1,9 @@
 // Third kernel of the chunk gradients with a decay per channel (Kimi Delta Attention, arXiv 2510.26692). The
-// equations are those of backward/kernel.cuh, with the decays Gam_ij of each channel inside the sums over
-// keys.
+// equations are those of backward/kernel.cuh, but each channel of k has its own Gam_ij, inside the sums over
+// channels.
 //
 // A CTA has a chunk and a head of q and k. After the products between blocks of 16 rows, a thread has one
-// channel of a block. It multiplies the decays of rows one by one, and adds the terms between the rows of the
+// channel of a block. Row by row, it updates the product of decays and adds the terms between the rows of the
 // block.
 #pragma once
 
@@ -71,7 +71,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       decay = 1;
       float row_dot = 0;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) w[i] = 0;  // from later rows to row i
+      for (int i = 0; i < 16; ++i) w[i] = 0;  // w[j] is now the gradient of row j from later rows
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
         const int row = 16 * block + i;
@@ -90,7 +90,8 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
       shared.after[block][channel()] = row_dot;
     }
   }
-  // Add the value heads of a group through gmem. For every value head, the same thread adds an element.
+  // Add the value heads of a group through gmem. An element has the same thread for every value head, so the
+  // sums in gmem need no barrier.
   __device__ __forceinline__ void add_members(const Cursor& at) const {
     float* sums = workspace.sums + static_cast<int64_t>(at.item) * kDeltaChunk * (2 * kKeys) + channel();
 #pragma unroll 4
@@ -102,7 +103,7 @@ struct DeltaChannelGradients : DeltaChannelProducts<Shape> {
     }
   }
   __device__ __forceinline__ void store_gates(const Cursor& at) const {
-    float state = 0, decay = 1;  // <D, S after the chunk>
+    float state = 0, decay = 1;  // state: <D, S after the chunk>
 #pragma unroll
     for (int block = kBlocks - 1; block >= 0; --block)
       state += decay * shared.written[block][channel()], decay *= shared.block_decay[block][channel()];
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   auto& shared = *reinterpret_cast<Shared*>(memory);
   static_assert(sizeof(shared) <= 163 * 1024, "fits the smem of 8.0");
   wait_for_inputs();
-  if (threadIdx.x == 0) {  // equal in all threads
+  if (threadIdx.x == 0) {  // one copy in smem for all threads
     shared.workspace = DeltaBackwardWorkspace(p.in, Shape::kKeys, chunks, p.workspace);
     shared.grid = GradientGrid(p.in, chunks, shared.workspace.strips / DeltaGradientStage<Shape>::kStrips);
   }

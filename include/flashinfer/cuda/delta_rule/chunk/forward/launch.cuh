@@ -9,11 +9,12 @@
 
 namespace flashinfer::cuda {
 
-// Largest smem of the kernels for all architectures. GPUs of compute capability 8.0 have as much. GPUs of 8.6
-// have less, and use the recurrent kernel.
+// Smem per CTA that a GPU must have for the chunk kernels. GPUs of compute capability 8.0 have as much. GPUs
+// of 8.6 have less, and use the recurrent kernel.
 constexpr int kChunkSharedBytes = 163 << 10;
 
-// Return true if the chunk kernels support the call: rows of q, k and v allow copies of 16 bytes, and
+// Return true if the chunk kernels serve the call: in.chunked is set, types have 16 bits, beta is a scalar,
+// key_dim is at most 256 (128 with gk), smem suffices, sizes and addresses allow copies of 16 bytes, and
 // sequences have at least a chunk of tokens on average.
 template <typename T>
 bool supports_chunks(const DeltaRuleInputs& in, const Launch& where) {
@@ -46,7 +47,7 @@ void launch_scan(const DeltaRuleInputs& in, const Launch& where, const Args&... 
   launch_chunks<kKernel>(delta_blocks(in, Shape::kColumns), Shape::kThreads, kScanBytes<Shape, Stage>, where, args...);
 }
 
-// Call body with a CTA shape on warps. Wider CTAs read less. Narrower ones occupy more SMs.
+// Call body with a DeltaWarpShape. Wider CTAs read less. Narrower ones occupy more SMs.
 template <typename T, int kKeys, bool kChannels, typename Body>
 void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t enough = device_info(where.device).num_sms * 3 / 4;
@@ -54,8 +55,8 @@ void with_warp_shape(const DeltaRuleInputs& in, const Launch& where, const Body&
   if (in.value_dim > 32 && delta_blocks(in, 64) >= enough) return body(DeltaWarpShape<T, kKeys, 4, 0, kChannels>{});
   body(DeltaWarpShape<T, kKeys, 2, kChannels ? 0 : 2, kChannels>{});
 }
-// Call body with a CTA shape: on 9.0, the narrowest whose CTAs run in one wave. Times on an H200 gave
-// this rule.
+// Call body with a CTA shape: on 9.0, the narrowest that has all columns or whose CTAs run in one wave,
+// otherwise the widest. Times on an H200 gave this rule.
 template <typename T, int kKeys, typename Body>
 void with_scan_shape(const DeltaRuleInputs& in, const Launch& where, const Body& body) {
   const int64_t num_sms = device_info(where.device).num_sms;
@@ -128,7 +129,7 @@ void delta_rule_chunks(const DeltaRuleParams& p, const Launch& where) {
   });
 }
 
-// Key dimensions from 129 to 256, more than one warp holds in registers.
+// Launch with key dimensions from 129 to 256: one warp cannot hold the state in registers.
 template <typename T>
 void delta_rule_wide_chunks(const DeltaRuleParams& p, const Launch& where) {
   const Launch serial{where.stream, where.device, 0};
